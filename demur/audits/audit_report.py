@@ -107,24 +107,20 @@ class AuditReport:
 
     @property
     def results(self) -> list[EnsembleResult]:
-        """The results of all attack ensembles that ran."""
         parts = (self.autoattack, self.accepted_errors, self.forced_rejections)
         return [part for part in parts if part is not None]
 
     @property
     def flags(self) -> list[Flag]:
-        """Flags of the checks: signs that the figures overstate robustness."""
         return [flag for check in self.sanity for flag in check.flags]
 
     @property
     def verdict(self) -> Verdict:
-        """The grade and its reasons; docs/guides/audit.md defines the grades."""
         sought = [part for part in (self.autoattack, self.accepted_errors) if part is not None]
         return verdict_of(sought, self.sanity, self.warnings, self.claim)
 
     @property
     def grade(self) -> Grade:
-        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
         return self.verdict.grade
 
     @property
@@ -157,7 +153,6 @@ class AuditReport:
             yield f"worst-score, TPR-{100 * point.tpr:g}", counts, "accepted_wrong"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything except the images as JSON values."""
         parts: dict[str, Any] = {
             name: part and part.to_json()
             for name, part in (

@@ -43,7 +43,6 @@ class Counts(NamedTuple):
 
     @property
     def n(self) -> int:
-        """The number of images."""
         return round(sum(self))
 
     def share(self, kind: str) -> float:
@@ -55,7 +54,6 @@ class Counts(NamedTuple):
         return wilson(getattr(self, kind), self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, shares and intervals as JSON values."""
         return {
             kind: {"count": count, "share": self.share(kind), "interval": [*self.interval(kind)]}
             for kind, count in self._asdict().items()
@@ -197,7 +195,6 @@ class EnsembleResult:
 
     @property
     def grade(self) -> Grade:
-        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
         return self.verdict.grade
 
     @property

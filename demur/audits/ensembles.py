@@ -72,22 +72,13 @@ from demur.spec import show
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
-class PartOptions(NamedTuple):
-    """How to attack images that fit into memory."""
-
-    bs: int
-    state_path: str | Path | None = None
-    first: int = 0  # the position of the first image among all
-    sanity: bool = False
-    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
-
-
 class PartRun(NamedTuple):
-    """What the attacks on one part of the images share."""
+    """What the attacks on images that fit into memory share."""
 
     model: CheckedModel
     batch: AttackBatch
-    options: PartOptions
+    bs: int
+    skip_without_gradient: bool  # skip members that need a gradient which is missing
     chain_state: ChainState
     state: EnsembleState
     seconds: dict[str, float]  # of each attack that ran
@@ -147,7 +138,7 @@ class EnsembleEvaluation:
                 another model, other images or other attacks raises BadInput and is kept.
         """
         x_orig = pixels_of(x_orig)
-        part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
+        part = self._attack(x_orig, y_orig, bs, state_path)
         x_adv = part.x_adv.to(x_orig.device)
         return (x_adv, part.labels.to(y_orig)) if return_labels else x_adv
 
@@ -186,8 +177,8 @@ class EnsembleEvaluation:
             parts, count = list[EnsembleResult](), 0
             for number, (images, labels) in enumerate(image_parts(x, y)):
                 path = state_path and (f"{state_path}.{number}" if number else state_path)
-                options = PartOptions(bs, path, count, sanity and not number, True)
-                part = self._attack(images, labels, options)
+                first_sanity = sanity and not number
+                part = self._attack(images, labels, bs, path, count, first_sanity, skip=True)
                 count += len(labels)
                 x_adv = part.x_adv.to(images.device)
                 if writer is not None:
@@ -202,12 +193,13 @@ class EnsembleEvaluation:
 
     @property
     def title(self) -> str:
-        """The name of the ensemble in a result."""
         return type(self).__name__
 
-    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> EnsembleResult:
-        """Run all attacks on images that fit into memory."""
-        bs: Any = options.bs
+    def _attack(
+        self, x_orig: Tensor, y_orig: Tensor, bs: Any, path: str | Path | None,
+        first: int = 0, sanity: bool = False, skip: bool = False,
+    ) -> EnsembleResult:  # fmt: skip
+        """Run all attacks on images that fit into memory; `first` is the position of the first."""
         if not (isinstance(bs, int) and bs >= 1):
             raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
         check_batch(x_orig, y_orig)
@@ -219,25 +211,25 @@ class EnsembleEvaluation:
             if self.on_masking.rule is None:  # else the threshold is of the outputs as they are
                 given = with_logits(given, x, y)
             model, x, y = stack.enter_context(checked(given, x, y))
-            if not options.first:  # the first images decide for all parts
+            if not first:  # the first images decide for all parts
                 random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
-            index = options.first + torch.arange(len(x)).to(y)
+            index = first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
-            state = EnsembleState(options.state_path, self._members()[0], model, batch)
+            state = EnsembleState(path, self._members()[0], model, batch)
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            part = PartRun(model, batch, options, chain_state, state, {})
+            part = PartRun(model, batch, bs, skip, chain_state, state, {})
             for member in range(len(self.chain.attacks)):
                 warnings += self._run(member, part, batch)
             warnings += self._run_on_masking(part)
             result = self._part(part, y.cpu(), clean)
-            if options.sanity:
+            if sanity:
                 near, rule = {type(self).__name__: (self.chain, result.x_adv)}, self.on_masking.rule
                 checks, _ = foreign_checks(model, x, y, near, clean.labels, rule, bs, self.masking)
                 result = replace(result, sanity=tuple(checks))
@@ -246,7 +238,7 @@ class EnsembleEvaluation:
     def _part(self, part: PartRun, y: Tensor, clean: Decisions) -> EnsembleResult:
         """Return what the attacks found on images that fit into memory."""
         (chain, names), criterion = self._members(), self.chain.criterion
-        at = part.chain_state.x_adv, part.batch.y, part.options.bs
+        at = part.chain_state.x_adv, part.batch.y, part.bs
         attacked = decide_by_passes(part.model, criterion, *at, self.passes)
         broken_by, ball = part.chain_state.broken_by.cpu(), self.on_masking.ball
         left, blind = broken_by == NOT_BROKEN, self.on_masking.attacks
@@ -303,7 +295,7 @@ class EnsembleEvaluation:
             if needed and (signs or (name == SURROGATE and masking.surrogate is not None)):
                 started, size = perf_counter(), len(part.batch.x)
                 with MemberProgress("student", size, self.verbose) as bar, bar.batch(1):
-                    own = masking.batch(name, part.model, part.batch, part.options.bs)
+                    own = masking.batch(name, part.model, part.batch, part.bs)
                 warnings += self._run(member, part, own)
                 part.seconds[name] = perf_counter() - started
         return warnings
@@ -314,12 +306,12 @@ class EnsembleEvaluation:
         started, name, chain_state = perf_counter(), names[member], part.chain_state
         remaining, part.seconds[name] = chain_state.remaining(member), 0.0
         with MemberProgress(name, len(remaining), self.verbose) as progress:
-            for rows in remaining.split(part.options.bs):
+            for rows in remaining.split(part.bs):
                 try:
                     with progress.batch(len(rows)):
                         chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
-                    if not part.options.skip_without_gradient:
+                    if not part.skip_without_gradient:
                         raise
                     return [_warn(f"{name} was skipped: {error}")]
                 raise_deferred()

@@ -88,7 +88,6 @@ class LogProbabilities(WrappedModel):
     """A model that returns probabilities, with their logarithms in place of logits."""
 
     def forward(self, x: Tensor) -> Output:
-        """Return an Output whose logits are the logarithms of the model's."""
         out = as_output(self.model(x))
         return out._replace(logits=out.logits.clamp_min(torch.finfo(out.logits.dtype).tiny).log())
 

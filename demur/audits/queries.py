@@ -122,7 +122,6 @@ class MeteredFunction:
 
 
 def _requests(x: Array) -> Iterator[slice]:
-    """Yield the images of each request."""
     most = min(MOST_IMAGES, max(1, MOST_BYTES // (PIXEL_BYTES * max(1, x[:1].size))))
     return (slice(first, first + most) for first in range(0, len(x), most))
 

@@ -209,8 +209,6 @@ def _fit(
 
 @dataclass(frozen=True)
 class _Scorer:
-    """Makes the archived copies of the records of a run."""
-
     run: Run
     rejectors: Mapping[str, Rejector]  # whose scores are stored, by full spec
     named: Mapping[str, Rejector]  # in scores-only archives: those that the user named

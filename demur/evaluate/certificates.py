@@ -47,12 +47,10 @@ class IssuedCertificate:
 
     @property
     def rejector(self) -> str:
-        """Name of the rejector in the recipe."""
         return str(self.metadata["rejector"])
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Threshold of each score of the rejector."""
         return tuple(float(t) for t in self.metadata["thresholds"])
 
     def covers(self, record: Record) -> bool:
@@ -247,7 +245,6 @@ def attacked_cal(
 
 
 def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, Any]:
-    """Metadata of a certificate: the guarantee, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
     attacked_by += " (clean where it finds no accepted error)" if found.under else ""

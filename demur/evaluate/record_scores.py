@@ -109,6 +109,5 @@ class JsonFields:
     """Base of dataclasses that are written to JSON."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         found: dict[str, Any] = to_json(self)
         return found

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
@@ -24,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.attacks import Attack
+from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
 from demur.files.atomic import (
     MEGABYTE,
@@ -34,11 +37,11 @@ from demur.files.atomic import (
     write_json,
 )
 from demur.output import Output, prediction
+from demur.recipes import VOCABULARY
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
-from demur.runs.norms import check_norms
-from demur.spec import show
+from demur.spec import read, show
 
 if TYPE_CHECKING:
     import pandas
@@ -438,3 +441,31 @@ def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, 
     elif not record.scores_only:
         columns[TRUE] = tcon(record.output, record.y).double().numpy()
     return columns
+
+
+@lru_cache(maxsize=512)
+def attack_of(text: str) -> Attack:
+    """The attack that a text spells; BadInput if it spells none."""
+    found = read(text, VOCABULARY)
+    if not isinstance(found, Attack):
+        raise BadInput(f"{text[:40]!r} is not an attack")
+    return found
+
+
+def check_norms(arrays: Mapping[str, Tensor], attack: str) -> None:
+    """Raise BadInput if a perturbation is larger than the one ball in the text of its attack."""
+    try:
+        balls = attack_of(attack).balls()
+    except BadInput:  # of a user's own class, or of another version
+        return
+    if len(balls) == 1 and (problem := norm_problem(arrays, balls.pop())):
+        raise BadInput(problem)
+
+
+def norm_problem(arrays: Mapping[str, Tensor], ball: Ball) -> str:
+    """Say which stored norm exceeds the radius of a ball, up to rounding; empty if none does."""
+    name = {Linf: "size_linf", L2: "size_l2"}.get(type(ball), "")
+    largest = float(arrays[name].max()) if name in arrays else 0.0
+    if largest <= ball.eps + ROUNDING * (1 + ball.eps):
+        return ""
+    return f"{name} is {largest:.6g} in an attack of radius {ball.eps:.6g}"

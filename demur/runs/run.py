@@ -68,7 +68,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.path.resolve().name
 
     @staticmethod
@@ -240,7 +239,6 @@ class Run:
 
     @property
     def records_folder(self) -> Path:
-        """Folder of the records."""
         return self.path / "records"
 
     def orphan_arrays(self) -> list[Path]:

@@ -144,7 +144,6 @@ class ParsedRecord:
 
     @cached_property
     def correct(self) -> BoolArray:
-        """Which predictions are correct; N."""
         return self.record.correct
 
     @cached_property

@@ -107,7 +107,6 @@ def read_table(path: Path) -> dict[str, Any] | None:
 
 
 def _results(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """Results of attack ensembles in a table."""
     parts, keys = (table, *table.values()), {"clean", "attacked", "broken_by"}
     return [part for part in parts if isinstance(part, dict) and keys <= set(part)]
 

@@ -66,7 +66,6 @@ class Verification:
     unchecked: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         findings = [one._asdict() for one in self.findings]
         return {"findings": findings, "checked": {**self.checked}, "unchecked": {**self.unchecked}}
 
@@ -177,7 +176,6 @@ class _Task:
                 self.found.unchecked[f"{one.name}: cells of a page are not computed again"] += 1
 
     def signature(self, path: Path) -> None:
-        """Verify the signature of a folder, if a key is given."""
         if self.key is not None:
             with self.found.reading(path, "signatures"):
                 check_signature(path, self.key)
@@ -214,7 +212,6 @@ class _Task:
         return None
 
     def records(self, run: Run, only: str) -> dict[Path, Record]:
-        """Read the records of a run."""
         read = dict[Path, Record]()
         for path in sorted(run.records_folder.glob(f"{only}.npz")):
             with self.found.reading(path, "records"):
@@ -255,7 +252,6 @@ class _Task:
         return f"{other} images have another label than in another record" if other else ""
 
     def certificate(self, path: Path, loaded: StoredRun | None) -> None:
-        """Verify a certificate, with its record if that is here."""
         with self.found.reading(path, "certificates"):
             values = read_metadata(path, CERTIFICATE, REMEDY)
             self.found.check(path, "counts of certificates", certificate_problem, values)
@@ -264,7 +260,6 @@ class _Task:
                 self.found.check(path, names, certificate_problem, values, loaded)
 
     def unfinished(self, run: Run) -> None:
-        """Verify the state of a training that has not ended."""
         now = run.path / "state" / "now.json"
         self.found.unchecked["the training has not ended: there are no results yet"] += 1
         if now.exists():

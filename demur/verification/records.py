@@ -22,8 +22,7 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import Con, ImageRejector
 from demur.rejectors.rule import Score
 from demur.runs import Record
-from demur.runs.norms import attack_of, norm_problem
-from demur.runs.record import TRUE, identity
+from demur.runs.record import TRUE, attack_of, identity, norm_problem
 from demur.spec import digest, read, show
 
 ROUNDING = 1e-4  # relative, of values that another device computes
