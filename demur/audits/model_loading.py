@@ -329,9 +329,8 @@ def _load_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
 def official_net(weights: Mapping[str, Tensor]) -> RejectingNet:
     """Return the net of a checkpoint of the Rectified-Rejection repository.
 
-    Raises:
-        BadInput: The checkpoint is of another net than its PreActResNet-18 or WideResNet, with the
-            head of the paper (with batch norm) or without a head.
+    BadInput is raised unless it is of its PreActResNet-18 or WideResNet, with the head of the paper
+    (with batch norm) or without a head.
     """
     renamed = {_renamed(name): tensor for name, tensor in weights.items()}
     blocks = {name.split(".")[2] for name in weights if name.startswith("block1.")}

@@ -41,17 +41,11 @@ TABLES = (
 
 @dataclass(frozen=True)
 class Queries(Spec):
-    """Limits of the queries of a model without gradients; None sets none.
+    """Limits of the queries of a model without gradients; None sets none."""
 
-    Attributes:
-        budget: Images that may be asked for, in all runs with the same log.
-        per_second: Images per second.
-        log: A file for the answers, from which the same command resumes.
-    """
-
-    budget: PositiveInt | None = None
-    per_second: Positive | None = None
-    log: str | None = None
+    budget: PositiveInt | None = None  # images that may be asked for, in all runs with the same log
+    per_second: Positive | None = None  # images
+    log: str | None = None  # a file for the answers, from which the same command resumes
 
 
 class MeteredFunction:
@@ -129,12 +123,9 @@ def _requests(x: Array) -> Iterator[slice]:
 class HttpService:
     """A service that classifies images, as a function of images, N, C, H, W, to logits, N, K.
 
-    Args:
-        address: The address of a service of `demur serve`, or what the adapter's documents are
-            posted to.
-        adapter: A function (images, send) that returns logits, N, K; send(document) posts JSON and
-            returns the answer's. None is for `demur serve`, which tells the label and its
-            probability: the other classes share the rest.
+    An adapter is a function (images, send) that returns logits, N, K; send(document) posts JSON to
+    the address and returns the answer's. None is for `demur serve`, which tells the label and its
+    probability: the other classes share the rest.
     """
 
     def __init__(self, address: str, adapter: Callable[..., Any] | None = None) -> None:

@@ -58,21 +58,13 @@ def archive(
     fitted: Sequence[str] = (),
     sign: str | Path | None = None,
 ) -> Run:
-    """Write the archive of a run.
+    """Write the archive of a run, and return it as a run without weights.
 
-    Args:
-        loaded: The run; its clean cal record is made if it has none.
-        target: Folder to write, which must not exist unless `again`.
-        only: Names of rejectors; if given, records are scores-only with these, Con and T-Con.
-            Records of corruptions have no T-Con. They have Con only if R-Con is named.
-        on_progress: Function that is called with (records done, records in all).
-        again: Replace an earlier archive of the same weights that contains nothing more.
-        fitted: Names of rejectors that are fitted to features; if given, the scores of other
-            fitted rejectors are left out. Without it all are stored, at all settings of the paper.
-        sign: A private key in a PEM file, which signs the folder.
-
-    Returns:
-        The archive as a run without weights.
+    `only` names rejectors: records are then scores-only, with these, Con and T-Con; those of
+    corruptions have no T-Con, and Con only if R-Con is named. `fitted` names rejectors that are
+    fitted to features: the scores of others are left out, while without it all are stored, at all
+    settings of the paper. `again` replaces an archive of the same weights that contains nothing
+    more, `sign` is a private key in a PEM file, and `on_progress` gets (records done, in all).
     """
     check_private_key(sign)
     recipe = loaded.run.recipe
@@ -274,24 +266,12 @@ def pack(
     on_progress: Callable[[int, int], None] = ignore,
     sign: str | Path | None = None,
 ) -> Run:
-    """Write the pack of a run.
+    """Write the pack of a run: the first `count` images of each record; return it as a run.
 
     Features are stored in half precision. A clean fit record of as many images is added, on
     which rejectors are fitted, so a new rejector gets its rows without the net and without the
-    data.
-
-    Args:
-        loaded: The run, with weights; the clean fit record is made if it has none.
-        target: Folder to write, which must not exist.
-        count: Images of each record, the first ones.
-        on_progress: Function that is called with (records done, records in all).
-        sign: A private key in a PEM file, which signs the folder.
-
-    Returns:
-        The pack as a run without weights.
-
-    Raises:
-        BadInput: The target exists, the count is not positive, or no record has features.
+    data. BadInput is raised if the target exists, the count is not positive, or no record has
+    features. `on_progress` and `sign` are as in `archive`.
     """
     check_private_key(sign)
     if count < 1:

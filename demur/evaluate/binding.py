@@ -31,17 +31,11 @@ CleanRecord = Callable[..., Record]
 
 @dataclass(frozen=True)
 class BoundSpec(Generic[S]):
-    """A spec that can be called, with the thresholds and fits that it uses.
-
-    Attributes:
-        spec: The spec, with fitted rejectors and thresholds that are numbers.
-        thresholds: Chosen thresholds by the text of their criterion.
-        fitted: Digests of the records that rejectors were fitted on, by the rejector's text.
-    """
+    """A spec that can be called, with the thresholds and fits that it uses."""
 
     spec: S
-    thresholds: dict[str, float]
-    fitted: dict[str, str]
+    thresholds: dict[str, float]  # that were chosen, by the text of their criterion
+    fitted: dict[str, str]  # digests of the records of the fits, by the text of the rejector
 
 
 @dataclass

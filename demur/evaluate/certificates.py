@@ -95,16 +95,9 @@ def issue(
 ) -> IssuedCertificate:
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
-    Args:
-        loaded: The run.
-        name: The rejector: its name in the recipe, a spec as text, a class or an instance.
-        guarantee: Quantity and level to guarantee, such as Risk(0.05).
-        confidence: Probability that the guarantee holds; None takes the guarantee's own.
-        label: Name of the attack.
-        attack: Attack on the cal images; the certificate is valid under this attack only.
-
-    Returns:
-        The certificate. Uncertified is raised if no threshold gives the guarantee.
+    The rejector is given by its name in the recipe, a spec as text, a class or an instance. The
+    certificate is valid under the attack only; `label` is its name. None as the confidence takes
+    the guarantee's own. Uncertified is raised if no threshold gives the guarantee.
     """
     ((name, rejector),) = rejectors_named(name, loaded.run.recipe).items()
     rejector = loaded.fitted(rejector)

@@ -184,15 +184,11 @@ class RejectorEvaluation:
         rejectors: Mapping[str, Rejector] | Iterable[AnyName] | None = None,
         records: Iterable[Record] | None = None,
     ) -> "RejectorEvaluation":
-        """Fit the rejectors of a run and choose their thresholds on clean cal images.
+        """Fit the rejectors of a run and choose their thresholds, at a TPR, on clean cal images.
 
-        Args:
-            loaded: The run.
-            level: TPR of the thresholds: the share of correct predictions to accept.
-            rejectors: Rejectors by name; None takes those of the recipe. A list adds to these:
-                classes, instances or texts such as "myrej:Gini(power=2)".
-            records: Records to score; None takes those of the test split. Rejectors are fitted if
-                one of them has features; otherwise their stored scores are read.
+        A list of rejectors (classes, instances or texts such as "myrej:Gini(power=2)") is added to
+        those of the recipe; a mapping replaces them. They are fitted if one of the records to score
+        (None takes the test split) has features; otherwise their stored scores are read.
         """
         recipe, model = loaded.run.recipe, loaded.model_key
         if not isinstance(rejectors, Mapping):

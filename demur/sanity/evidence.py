@@ -161,10 +161,7 @@ class ParsedRecord:
 class Evidence:
     """Records of one split of a run, with the scores of its rejectors.
 
-    Args:
-        records: The records; `parse_records` parses those of a run.
-        evaluation: The scores and thresholds.
-        rejectors: Rejectors by name; None takes those of the recipe in the records.
+    None as the rejectors takes those of the recipe in the records.
     """
 
     def __init__(
