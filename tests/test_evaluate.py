@@ -4,6 +4,7 @@ import doctest
 import inspect
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,7 +230,7 @@ def test_a_damaged_batch_is_made_again(loaded: LoadedRun, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(evaluation._Recording, "_arrays", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_attack(loaded, "a", ATTACK, options)
+            run_attack(loaded, "a", ATTACK, RecordOptions(**options))
     (part,) = loaded.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
     assert torch.equal(whole.output.logits, run_attack(loaded, "a", ATTACK, options).output.logits)
@@ -245,12 +246,13 @@ def test_an_existing_record_is_read_and_not_made_again(
 
 
 def test_bad_options_raise_one_sentence(loaded: LoadedRun) -> None:
-    for options, words in (
-        (RecordOptions(split="tset"), "did you mean test"),
-        (RecordOptions(n=0), "asked for 0"),
-        (RecordOptions(n=4000), "has 300"),
-        (RecordOptions(batch_size=0), "at least 1"),
-    ):
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"split": "tset"}, "did you mean test"),
+        ({"n": 0}, "asked for 0"),
+        ({"n": 4000}, "has 300"),
+        ({"batch_size": 0}, "at least 1"),
+    )
+    for options, words in cases:
         with pytest.raises(BadInput, match=words):
             run_attack(loaded, "a", ATTACK, options)
 

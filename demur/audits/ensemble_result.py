@@ -289,10 +289,10 @@ def closing_lines(
     flags = [flag for check in checks for flag in check.flags]
     for flag in flags:
         yield from entry("flag", f"{flag.kind}: {flag.observed}")
-    passed = [check.kind for check in checks if not check.flags and not check.missing]
+    passed = sum(not check.flags and not check.missing for check in checks)
     count = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
     if checks:
-        yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
+        yield from entry("sanity", f"{count}; {passed} of {len(checks)} checks passed")
     for check in checks:
         if check.missing:
             yield from entry("not checked", f"{check.kind}, which needs {check.missing}")

@@ -160,8 +160,7 @@ class MemberProgress:
     """Images that one attack has finished, and the time left, on standard output."""
 
     def __init__(self, name: str, total: int, verbose: bool) -> None:
-        self.name, self.total, self.verbose = name, total, verbose
-        self.finished = 0  # images
+        self.name, self.total, self.verbose, self.finished = name, total, verbose, 0
         self.started = self.written = monotonic()
         self._bar: Bar | None = None
         self._stack = ExitStack()

@@ -324,10 +324,9 @@ class EnsembleEvaluation:
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
-        what = "are robust"
-        if isinstance(self.chain.criterion, RuleCriterion):
-            is_error = isinstance(self.chain.criterion, AcceptedError)
-            what = "have no accepted error" if is_error else "are not rejected"
+        what = "are robust" if self.on_masking.rule is None else "are not rejected"
+        if isinstance(self.chain.criterion, AcceptedError):
+            what = "have no accepted error"
         return f"{100 * robust / count:.2f}% of {count} images {what}"
 
     def _log(self, sentence: str) -> None:
@@ -456,8 +455,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         engine: str = "auto",
         surrogate: Model | None = None,
     ) -> None:
-        known: tuple[RejectVersion, ...] = get_args(RejectVersion)
-        chosen = check_version("RejectAutoAttack", version, known)
+        chosen: RejectVersion = check_version("RejectAutoAttack", version, get_args(RejectVersion))
         if not isinstance(getattr(criterion, "threshold", None), float):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"

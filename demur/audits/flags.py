@@ -184,12 +184,12 @@ def _wrong_slopes(
 ) -> Iterator[Flag]:
     """Yield flags where a step along the gradient does not do what the gradient predicts."""
     objectives: list[tuple[str, Objective]] = [("the logit margin", UntargetedMargin())]
-    count = len(rule.accept_rule.pairs) if rule else 0
     if rule is not None:
+        count = len(rule.accept_rule.pairs)
         objectives += [("the score", SingleMargin(rule, 1 + k)) for k in range(count)]
-    target, slopes = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
+    given = torch.full_like(y, ANY), x.new_ones(len(x), len(objectives))
     for name, objective in objectives:
-        inputs = (target, slopes) if isinstance(objective, SingleMargin) else ()
+        inputs = given if isinstance(objective, SingleMargin) else ()
         try:
             grad, before, _ = model.gradient(objective, x, y, *inputs)
         except NoGradientError:
@@ -326,8 +326,7 @@ def _stuck(
     model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
 ) -> CheckResult:
     """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
-    right, still_right = (answers.labels(answers(part)) == y for part in (x, x_adv))
-    broken = right & ~still_right
+    broken = (answers.labels(answers(x)) == y) & (answers.labels(answers(x_adv)) != y)
     moved, rising, flipped = x, torch.zeros_like(y), ~broken
     last = torch.full_like(x[:, 0, 0, 0], torch.inf)
     for _ in range(PLAIN_STEPS if broken.any() else 0):

@@ -5,7 +5,6 @@ for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -169,12 +168,11 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         with torch.no_grad():
             out = as_output(model(images))
             labels = prediction(out)
+            found = [labels, torch.ones_like(labels, dtype=torch.bool)]
             if isinstance(criterion, RuleCriterion):
                 rule = criterion.accept_rule
-                accepted, scores = rule.accepted(out), [score(out) for score, _ in rule.pairs]
-            else:
-                accepted, scores = torch.ones_like(labels, dtype=torch.bool), []
-        parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
+                found = [labels, rule.accepted(out), *(score(out) for score, _ in rule.pairs)]
+        parts.append([column.cpu() for column in found])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
 
@@ -211,8 +209,7 @@ def device_for(
     """Return the given device, else that of the images; for images on the CPU the model's."""
     if device is not None or x.device.type != "cpu" or not isinstance(model, nn.Module):
         return device or x.device
-    tensors = chain(model.parameters(), model.buffers())
-    found = next((tensor.device for tensor in tensors), x.device)
+    found = next((one.device for one in (*model.parameters(), *model.buffers())), x.device)
     if found.type == "meta":
         raise BadInput("the model has no weights (device meta); load its weights first")
     return found

@@ -41,13 +41,12 @@ def audit_images(
 
 
 def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
-    path = Path(data)
-    if not path.is_file():
+    if not Path(data).is_file():
         raise BadInput(f"{data} is no file; name an .npz file with x and y")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(data):
         raise BadInput(f"{data} is no .npz file; write one with numpy.savez(file, x=x, y=y)")
     try:
-        with np.load(path) as arrays:
+        with np.load(data) as arrays:
             found = {name: arrays[name] for name in arrays.files}
     except Exception as error:
         raise BadInput(f"{data} cannot be read as .npz: {error}") from None
@@ -85,9 +84,9 @@ def _folder(
     source = open_source(data)
     names = sorted({entry.label for entry in source.entries})
     classes = {name: number for number, name in enumerate(names)}
+    splits = [entry.split for entry in source.entries]
     rows = {
-        split: [i for i, entry in enumerate(source.entries) if entry.split == split]
-        for split in ("test", "cal", None)
+        at: [i for i, split in enumerate(splits) if split == at] for at in ("test", "cal", None)
     }
     test = rows["test"] or rows[None]
     if not test:

@@ -127,9 +127,9 @@ def zero_score_gradients(
     model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
 ) -> Iterator[str]:
     """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
-    count = len(criterion.accept_rule.pairs)
-    inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
-    for position in range(1, 1 + count):
+    scores = 1 + len(criterion.accept_rule.pairs)
+    inputs = torch.full_like(y, ANY), x.new_ones(len(x), scores)
+    for position in range(1, scores):
         try:
             margin = SingleMargin(criterion, position)
             grad = attack_model(model).gradient(margin, x, y, *inputs).grad

@@ -76,8 +76,6 @@ def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:
 def not_tried(results: Sequence[Any]) -> list[str]:
     """Return what no attack of the evaluation did."""
     names = [name for result in results for name in result.seconds]
-    missing = [
-        kind for begins, kind in KINDS_OF_ATTACK.items()
-        if not any(name.startswith(begins) for name in names)
-    ]  # fmt: skip
+    kinds = KINDS_OF_ATTACK.items()
+    missing = [kind for begins, kind in kinds if not any(n.startswith(begins) for n in names)]
     return [*missing, "other norms and radii", "an attack written for this model"]

@@ -173,15 +173,15 @@ def _scored(
     name = next((name for name, known in evaluation.texts.items() if known == text), None)
     if name is None or not can_score(evaluation.score_for(name, record), record):
         raise BadInput(f"{text} is not scored here")
-    clean = clean_of(record, records)
+    split, clean = record.metadata["split"], clean_of(record, records)
     if clean is None:
-        raise BadInput(f"there is no clean record of its images; demur attack {loaded.run.name}"
-                       f" clean --split {record.metadata['split']} makes it")  # fmt: skip
+        make = f"demur attack {loaded.run.name} clean --split {split}"
+        raise BadInput(f"there is no clean record of its images; {make} makes it")
     case = worst_case_of(evaluation.score_for(name, record), record, clean)
-    has_cal = name in evaluation.thresholds and record.metadata["split"] != "cal"
+    has_cal = name in evaluation.thresholds and split != "cal"
     chosen_on = loaded.clean("cal") if has_cal else clean
     scores = values(evaluation.score_for(name, chosen_on), chosen_on)
-    origin = f"{'held-out cal' if has_cal else clean.metadata['split']} images, clean"
+    origin = f"{'held-out cal' if has_cal else split} images, clean"
     row = WorstCaseRow.of(case, name, scores, chosen_on.correct, origin)
     row = replace(row, attack=record.label, record=record.digest)
     wrong = np.where(clean.correct[: len(record.y)], -np.inf, case.clean)

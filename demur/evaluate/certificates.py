@@ -196,8 +196,7 @@ def retests(
     specs |= {name: score_key(r) for name, r in scores.items() if isinstance(r, Rejector)}
     tested = []
     for made in issued_certificates(loaded.run):
-        lines: list[Retest] = []
-        name = made.rejector
+        lines, name = list[Retest](), made.rejector
         score = scores.get(name)
         if score is not None and specs.get(name) == made.metadata["rejector_spec"]:
             known = [r for r in ordered if can_score(score, r)]

@@ -344,10 +344,12 @@ def run_attack(
     metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
     half = folder / f".making-{key[:12]}"
 
-    def wait(folder: Path) -> None:
-        loaded.on_message("another process is making this record; waiting for it")
-
-    with exclusive_lock(half, wait) if here.is_leader else nullcontext():
+    waiting = "another process is making this record; waiting for it"
+    with (
+        exclusive_lock(half, lambda _: loaded.on_message(waiting))
+        if here.is_leader
+        else nullcontext()
+    ):
         # the process that held the lock may have finished this record
         finished = here.broadcast(making.finished(key))
         if finished is None:
@@ -426,10 +428,9 @@ class _Recording:
         return attack_in_batches(craft, images, size, parts, on_progress)
 
     def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> Path:
-        """Evaluate the net on adversarial examples and write the record to the folder of records.
+        """Evaluate the net on adversarial examples and write the record, first into `folder`.
 
-        It is written into the locked `folder` first, so that it appears complete. An earlier record
-        that lacks the scores of image rejectors is replaced.
+        An earlier record that lacks the scores of image rejectors is replaced.
         """
         net = self.loaded.net
         x, y = self.images.batch(slice(None))

@@ -101,13 +101,10 @@ class Run:
             raise BadInput(
                 f"{path} is in the way: it is not a run; choose another folder with --out"
             )
-        Run(path)._check_no_orphans()
-
-    def _check_no_orphans(self) -> None:
-        """Raise BadInput if a training here would separate records from their weights."""
-        if not self.has_weights and any(self.records_folder.glob("*.json")):
+        run = Run(path)
+        if not run.has_weights and any(run.records_folder.glob("*.json")):
             raise BadInput(
-                f"{self.path} contains records of weights that are missing, and a training would "
+                f"{path} contains records of weights that are missing, and a training would "
                 "orphan them; choose another folder with --out"
             )
 

@@ -161,7 +161,11 @@ class _Task:
         is_run = (path / "recipe.txt").exists() or (path / "checkpoint.json").exists()
         is_guard = (path / bundle.CONFIG).exists()
         if is_run or is_guard:
-            self.signature(path)
+            if self.key is not None:
+                with self.found.reading(path, "signatures"):
+                    check_signature(path, self.key)
+            elif (path / SIGNATURE).exists():
+                self.found.unchecked[f"{SIGNATURE}: no public key is given"] += 1
             self.run(Run(path)) if is_run else self.guard(path)
         inside = sorted(path.iterdir())
         for one in inside if not (is_run or is_guard) else ():
@@ -174,13 +178,6 @@ class _Task:
                 self.file(one)
             elif one.suffix in (".md", ".html") and not is_guard:
                 self.found.unchecked[f"{one.name}: cells of a page are not computed again"] += 1
-
-    def signature(self, path: Path) -> None:
-        if self.key is not None:
-            with self.found.reading(path, "signatures"):
-                check_signature(path, self.key)
-        elif (path / SIGNATURE).exists():
-            self.found.unchecked[f"{SIGNATURE}: no public key is given"] += 1
 
     def run(self, run: Run, only: str = "*") -> None:
         """Verify a run, an archive or a pack, with the records of this name."""
@@ -270,16 +267,15 @@ class _Task:
     def guard(self, path: Path) -> None:
         """Verify a guard: files, figures, certificate, thresholds and the tables of its card."""
         found, card = self.found, ""
-        config: dict[str, Any] = {}
+        count = len(found.findings)
         with found.reading(path, "guards"):
-            read = bundle.read_config(path)
-            for name, digest in read["files"].items():
+            config = bundle.read_config(path)
+            for name, digest in config["files"].items():
                 if name in (bundle.WEIGHTS, bundle.ARRAYS, bundle.ONNX):
                     read_checked(path / name, digest, bundle.REMEDY, MOST_BYTES)
-            if read["model"]["net"] is not None:
+            if config["model"]["net"] is not None:
                 card = model_card(bundle.load(path, None, str(self.device)), None)
-            config = read
-        if not config:
+        if len(found.findings) > count:
             return
         for figures in (config["calibration"], *config["figures"]):
             found.check(path / bundle.CONFIG, "figures", figures_problem, figures)
