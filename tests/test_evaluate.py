@@ -230,7 +230,7 @@ def test_a_damaged_batch_is_made_again(loaded: LoadedRun, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(evaluation._Recording, "_arrays", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_attack(loaded, "a", ATTACK, RecordOptions(**options))
+            run_attack(loaded, "a", ATTACK, options)
     (part,) = loaded.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
     assert torch.equal(whole.output.logits, run_attack(loaded, "a", ATTACK, options).output.logits)
@@ -254,7 +254,7 @@ def test_bad_options_raise_one_sentence(loaded: LoadedRun) -> None:
     )
     for options, words in cases:
         with pytest.raises(BadInput, match=words):
-            run_attack(loaded, "a", ATTACK, options)
+            run_attack(loaded, "a", ATTACK, RecordOptions(**options))
 
 
 # ------------------------------------------------------------------ scoring
