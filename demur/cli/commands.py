@@ -5,5 +5,5 @@ from demur.cli.app import app, main
 
 __all__ = [
     "app", "audit", "data", "demo", "evaluate", "export", "guard", "listing", "main", "report",
-    "train", "verify",
+    "serve", "train", "verify",
 ]  # fmt: skip

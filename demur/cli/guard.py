@@ -6,9 +6,17 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, Device, app
+from demur.cli.app import AsJson, Device, app, option
 from demur.cli.evaluate import SignKey
-from demur.cli.export import Bundle, Confidence, Coverage, Risk, Tpr
+from demur.cli.export import (
+    AcceptChance,
+    Bundle,
+    Confidence,
+    Coverage,
+    Risk,
+    Tpr,
+    report_guard,
+)
 from demur.errors import BadInput
 from demur.files.output_paths import output_folder
 
@@ -52,18 +60,14 @@ def diff(
 @guards.command()
 def recalibrate(
     bundle: Bundle,
-    data: Annotated[str, typer.Option(help="A folder per class with new, clean images.")],
-    out: Annotated[
-        str, typer.Option("-o", "--out", callback=output_folder("guard"), help="The new folder.")
-    ],
+    data: Annotated[str, option("A folder with new, clean images, one folder per class in it.")],
+    out: Annotated[str, option("The new folder.", "-o", "--out", callback=output_folder("guard"))],
     risk: Risk = None,
     tpr: Tpr = None,
     coverage: Coverage = None,
     confidence: Confidence = 0.95,
     sign: SignKey = None,
-    accept_chance: Annotated[
-        bool, typer.Option("--accept-chance", help="Also write a guard that is at chance level.")
-    ] = False,
+    accept_chance: AcceptChance = False,
     device: Device = "auto",
 ) -> None:
     """Choose the thresholds of a guard anew on new images and write its next version.
@@ -86,10 +90,8 @@ def recalibrate(
         raise BadInput(f"{chance['sentence']}; --accept-chance overrides")
     factory = read_config(Path(bundle))["model"]["factory"]
     new.save(out, factory=factory, onnx=(Path(bundle) / ONNX).exists(), sign=sign)
-    on_message(f"{out}: {new.identity}: {new.calibration['sentence']}. {new.summary}")
     on_message(f"before: {old.rule_text}; now: {new.rule_text}")
-    if new.certificate is None:
-        on_message(f"the thresholds have no guarantee: {new.calibration['shortfall']}")
+    report_guard(new, Path(out))
 
 
 def _lines(shown: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,18 @@ def predict_files(guard: Guard, paths: Sequence[Path]) -> list[Row]:
 
 
 def _predict_some(guard: Guard, paths: Sequence[Path]) -> list[Row]:
-    batches: dict[Path, Batch | str] = {path: _read(guard, path) for path in paths}
-    read = {path: batch for path, batch in batches.items() if isinstance(batch, Batch)}
-    answers: dict[Path, Row] = {}
+    batches = [_read(guard, path) for path in paths]
+    read = [batch for batch in batches if isinstance(batch, Batch)]
+    answers: Iterator[Row] = iter(())
     if read:
-        x = torch.cat([batch.x for batch in read.values()])
-        result = guard.decide(x, [batch.notes[0] for batch in read.values()])
-        answers = dict(zip(read, result.rows(), strict=True))
+        result = guard.decide(torch.cat([one.x for one in read]), [one.notes[0] for one in read])
+        answers = iter(result.rows())
     none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
     return [
-        {"file": _shown(path), **answers[path], "error": None, "guard": guard.identity}
-        if path in answers
-        else {"file": _shown(path), **none, "error": batches[path], "guard": guard.identity}
-        for path in paths
+        {"file": _shown(path), **none, "error": batch, "guard": guard.identity}
+        if isinstance(batch, str)
+        else {"file": _shown(path), **next(answers), "error": None, "guard": guard.identity}
+        for path, batch in zip(paths, batches, strict=True)
     ]
 
 
@@ -74,7 +73,6 @@ def _shown(path: Path) -> str:
 
 
 def _read(guard: Guard, path: Path) -> Batch | str:
-    """The image of a file, or why it cannot be read."""
     try:
         return read_images(path, guard.shape, guard.resize)
     except BadInput as error:

@@ -7,19 +7,18 @@ log.info("answered", path="/predict", code=200, request="7f3a", ms=4.2, accepted
 import logging
 import re
 import sys
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import structlog
 
 from demur.errors import visible
 
-Level = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
+LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
 REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 
 
-def make_logger(form: LogFormat, level: Level, guard: str) -> Any:
+def make_logger(form: str, level: str, guard: str) -> Any:
     """Return a logger to standard error whose lines name the guard."""
     last = (
         structlog.processors.JSONRenderer()
