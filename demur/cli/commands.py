@@ -1,6 +1,18 @@
 """Every command but those of the paper: importing this module registers them."""
 
-from demur.cli import audit, data, demo, evaluate, export, guard, listing, report, train, verify
+from demur.cli import (
+    audit,
+    data,
+    demo,
+    evaluate,
+    export,
+    guard,
+    listing,
+    report,
+    serve,
+    train,
+    verify,
+)
 from demur.cli.app import app, main
 
 __all__ = [

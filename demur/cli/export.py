@@ -1,6 +1,7 @@
 """demur calibrate, export and predict: from a run to something people use."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,9 +146,9 @@ def export(
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where, under=under, accept_chance=accept_chance, name=name,
-        version=guard_version,
+        data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
+    guard = replace(guard, name=name or guard.name, version=guard_version)
     if form == "triton":
         folder = export_triton(guard, folder)
     else:

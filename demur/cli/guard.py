@@ -23,7 +23,8 @@ from demur.files.output_paths import output_folder
 guards = typer.Typer(
     name="guard",
     no_args_is_help=True,
-    help="Look into a guard, compare two, choose thresholds on new images.",
+    help="Look into a guard, compare two, choose thresholds on new images.\n\n"
+    "Example: demur guard info guard",
 )
 app.add_typer(guards, hidden=True)  # demur export and the guides name it
 

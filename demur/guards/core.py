@@ -124,15 +124,13 @@ class Guard(BaseGuard):
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
-        accept_chance: bool = False, under: str = "clean", name: str | None = None,
-        version: int = 1,
+        accept_chance: bool = False, under: str = "clean",
     ) -> "Guard":  # fmt: skip
         """Make a guard from a trained run, calibrated on the cal images of its data set.
 
         Args:
             run: A run, or its name or folder.
-            rejector: A name of the run's rejectors, a spec as text, a class or an instance; None
-                takes the head's, or Con without a head.
+            rejector: A name, a spec as text, a class or an instance; None takes the head's or Con.
             tpr: Accept at least this share of the correct predictions; the default, with 0.95.
             coverage: Accept at least this share of all images.
             risk: Accept at most this share of errors among the accepted.
@@ -143,16 +141,14 @@ class Guard(BaseGuard):
             data_folder: Folder of the data set.
             accept_chance: Make a guard of a net that is not shown to be better than chance.
             under: "clean", or "worst-score" to guarantee a risk under that attack.
-            name: Name of the guard; None takes that of the run.
-            version: Number of the guard.
 
         Returns:
             The guard, whose model card has the figures of the run's records. BadInput is raised
             if the test accuracy is not above chance and the largest class (exact test, 95%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
-        opened = Run.open(str(run)) if isinstance(run, str | Path) else run
-        loaded = opened if isinstance(opened, LoadedRun) else LoadedRun(opened, device, data_folder)
+        run = Run.open(str(run)) if isinstance(run, str | Path) else run
+        loaded = run if isinstance(run, LoadedRun) else LoadedRun(run, device, data_folder)
         recipe = loaded.run.recipe
         loaded.run.check_weights()
         rejector = rejector or recipe.head_rejector[0]
@@ -181,7 +177,7 @@ class Guard(BaseGuard):
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
-            name=name or visible(loaded.run.name)[:64], version=version,
+            name=visible(loaded.run.name)[:64],
         )  # fmt: skip
 
     def save_pretrained(
@@ -243,8 +239,7 @@ def guard(
     confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
     class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
-    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None, name: str = "guard",
-    version: int = 1,
+    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
 ) -> Guard:  # fmt: skip
     """Calibrate a rejector of any classifier on held-out images and return the guard.
 
@@ -269,8 +264,6 @@ def guard(
         temperature: Softmax temperature of the class probabilities; None takes the rejector's.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The net and head specs that the model was built from.
-        name: Name of the guard in answers, logs and metrics.
-        version: Number of the guard.
 
     Returns:
         The guard. Uncertified is raised if a risk cannot be certified.
@@ -298,8 +291,7 @@ def guard(
         class_names=_names(class_names, out.logits.shape[1]), resize=resize,
         eps=float(convert_value(eps, UnitInterval, "eps")),
         temperature=float(convert_value(temperature, Positive, "temperature")),
-        built_from=BuiltFrom(*built_from) if built_from else None, name=name,
-        version=version,
+        built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
 
 
