@@ -155,6 +155,10 @@ class Rule:
         """Smallest of score - threshold, N."""
         return torch.stack([score(out) - t for score, t in self.pairs]).amin(0)  # N
 
+    def accept_margins(self, out: Output, label: Tensor) -> Tensor:
+        """Margin of each score if the net predicted `label`, N, number of scores."""
+        return torch.stack([score.accept_margin(out, t, label) for score, t in self.pairs], 1)
+
     def accepted(self, out: Output) -> Tensor:
         """Whether each image is accepted, N; raises BadInput for a score of NaN."""
         scores = [score(out) for score, _ in self.pairs]
