@@ -23,12 +23,9 @@ class Domain(NamedTuple):
 
 
 def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
-    """Raise BadInput unless x is a valid batch of images and y holds valid labels.
+    """Raise BadInput unless x is a valid batch of images and y holds valid labels, int64.
 
-    Args:
-        x: Images, N, C, H, W.
-        y: Labels, N, int64.
-        classes: Number of classes of the classifier; None skips the upper bound on labels.
+    Without the number of classes, labels have no upper bound.
     """
     check_images(x)
     if not isinstance(y, Tensor):

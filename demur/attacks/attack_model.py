@@ -68,14 +68,8 @@ class AttackModel(ABC):
     ) -> Gradient:
         """Return the gradient of the objective at each image, its value and the output.
 
-        One call is one gradient query: a forward and a backward pass. No gradient of a weight is
-        computed.
-
-        Args:
-            objective: The function that the attack maximises.
-            x: Images, N, C, H, W, in [0, 1].
-            y: True labels, N.
-            *inputs: Further tensors that the objective takes, one row per image.
+        One forward and one backward pass, which compute no gradient of a weight. `inputs` are
+        further tensors that the objective takes, one row per image.
         """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -106,8 +100,7 @@ class AttackModel(ABC):
     ) -> tuple[Tensor, Output]:
         """Return the objective (N) and the output, in the precision of the gradient.
 
-        Success read from this output is only a candidate unless the model is exact;
-        `attacks.driver.verify_success` confirms it in fp32.
+        Unless the model is exact, `attacks.driver.verify_success` confirms a success in fp32.
         """
         return exact_value(self, objective, x, y, *inputs)
 
@@ -189,10 +182,7 @@ class ModelFailed(BadInput):
 class CheckedModel(AttackModel):
     """A model whose every query is checked; an AttackModel keeps its own gradients.
 
-    Args:
-        model: The user's model.
-        dtype: The dtype of the images that the model gets. Outputs have the dtype of the attack's
-            images.
+    The user's model gets images of `dtype`; outputs have the dtype of the attack's images.
     """
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
@@ -256,14 +246,9 @@ class CheckedModel(AttackModel):
 def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, Tensor, Tensor]]:
     """Yield a checked model, the images in the widest dtype involved and the labels.
 
-    The images are detached and have the widest dtype of float32, the images and the model: an
-    image rounded to 16 bits could lie outside its ball. Gradients are off and inference mode is
-    left. The model's buffers and the random states of Python, NumPy and torch are restored at the
-    end.
-
-    Raises:
-        BadInput: The images or labels are invalid, the model fails on the first image, labels and
-            classes do not match, or a value of the model is NaN.
+    Gradients are off and inference mode is left. The model's buffers and the random states of
+    Python, NumPy and torch are restored at the end. BadInput: the images or labels are invalid, the
+    model fails on the first image, labels and classes do not match, or a value of the model is NaN.
     """
     if not callable(model):
         raise BadInput(

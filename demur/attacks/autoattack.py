@@ -91,13 +91,8 @@ class ChainState(Best):
 class Chain(Attack):
     """Attacks in turn; an image leaves the chain after the first success.
 
-    Success is decided by an exact forward pass in fp32.
-
-    Args:
-        attacks: The attacks, in the order in which they run.
-        criterion: The success criterion.
-        rank_by: Where no attack succeeds, return the example with the largest value of this
-            objective. None returns the clean image instead.
+    Success is decided by an exact forward pass in fp32. Where no attack succeeds, the example with
+    the largest value of `rank_by` is returned, or the clean image if it is None.
     """
 
     attacks: tuple[Attack, ...]
@@ -167,15 +162,9 @@ class MeanState(ChainState):
 class MeanChain(Chain):
     """Attacks in turn on a randomised model; each image keeps the example that succeeds most often.
 
-    Fresh passes judge the example of each attack and the clean image, which is returned where no
+    Fresh `passes` judge the example of each attack and the clean image, which is returned where no
     attack does better. An image leaves when all passes that judge its example succeed. In
-    `broken_by` it counts as broken if more than half of them do.
-
-    Args:
-        attacks: The attacks, in the order in which they run.
-        criterion: The success criterion.
-        rank_by: Not used.
-        passes: The number of passes that judge an example.
+    `broken_by` it counts as broken if more than half of them do. `rank_by` is not used.
     """
 
     passes: PositiveInt = PASSES

@@ -280,13 +280,9 @@ def ball_by_name(norm: str, eps: float) -> Ball:
 
 
 def in_order(rank: Tensor, most: Tensor, cost: Tensor, budget: Tensor) -> Tensor:
-    """Return changes of pixels that use a budget, the pixel of the largest rank first.
+    """Return changes of pixels that use a budget (N, 1), the pixel of the largest rank first.
 
-    Args:
-        rank: The rank of each pixel, N, C, H, W.
-        most: The largest change of each pixel, same shape.
-        cost: What a change costs per unit, same shape.
-        budget: The sum of all costs, N, 1; each pixel up to the last one changes by `most`.
+    Each pixel up to the last one changes by `most`; a change costs `cost` per unit.
     """
     order = rank.flatten(1).argsort(1, descending=True)
     most_sorted = most.flatten(1).gather(1, order)

@@ -45,20 +45,14 @@ START, PROBE = 1, 2  # keys of independent random streams
 
 
 class BoundarySearch:
-    """Decisions on a batch of images within a budget of queries, and the closest successes.
-
-    Attributes:
-        used: The queries of each image, N.
-        closest: The closest success of each image, or the image itself.
-        distance: Its distance, N, infinite without a success.
-    """
+    """Decisions on a batch of images within a budget of queries, and the closest successes."""
 
     def __init__(self, attack: "DecisionAttack", batch: AttackBatch, budget: int) -> None:
         self.attack, self.batch, self.budget = attack, batch, budget
         self.ball, self.x = attack.ball, batch.x
-        self.used = torch.zeros_like(batch.y)
-        self.closest = batch.x.clone()
-        self.distance = batch.x.new_full((len(batch.x),), torch.inf)
+        self.used = torch.zeros_like(batch.y)  # queries of each image, N
+        self.closest = batch.x.clone()  # success of each image, or the image itself
+        self.distance = batch.x.new_full((len(batch.x),), torch.inf)  # of the closest success, N
         rounding = 4 * torch.finfo(batch.x.dtype).eps
         self.target = 0.0 if attack.any_distance else attack.ball.eps + rounding
         self.rows_at_once = max(len(batch.x), ROWS)
@@ -77,9 +71,7 @@ class BoundarySearch:
     def ask(self, rows: Tensor, images: Tensor) -> Tensor:
         """Return 1 for a success, -1 for none and 0 where the image is done, shape R or R, S.
 
-        Args:
-            rows: Rows of the batch, R.
-            images: One image for each row, R, C, H, W, or several, R, S, C, H, W.
+        `images` are one for each of the R rows of the batch, or several, R, S, C, H, W.
         """
         single = images.ndim == 4
         images = images[:, None] if single else images

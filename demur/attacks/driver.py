@@ -130,13 +130,9 @@ class Found(Best):
 
 @dataclass(frozen=True)
 class IterativeAttack(Attack, ABC, Generic[S]):
-    """An attack that goes from iterate to iterate; its subclasses supply the state and the step.
+    """An attack that goes from iterate to iterate; its subclasses supply the state and the step."""
 
-    Attributes:
-        keeps_candidates: Whether the state keeps a candidate until its verification, so that the
-            driver need not store it after each step.
-    """
-
+    # Whether the state keeps a candidate until its verification, so that the driver need not.
     keeps_candidates: ClassVar[bool] = False
 
     @abstractmethod

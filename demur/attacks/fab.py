@@ -258,17 +258,11 @@ class FAB(IterativeAttack[FABState]):
 
 
 def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> Tensor:
-    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise`.
+    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise` (N).
 
     Where that is impossible, return the perturbation with the largest rise. Pixels move at the
     speed of the ball's steepest ascent until they reach 0 or 1; the stopping time is exact. In L1
     they move one after the other, that of the largest gradient first.
-
-    Args:
-        ball: Linf, L2 or L1.
-        x: Images, N, C, H, W.
-        grad: The gradient of the linear function, shape of x.
-        rise: The required rise, N; it may be negative.
     """
     if kernels.hyperplane_fits(ball, grad):
         return kernels.project_image(x, grad, rise, isinstance(ball, L2))
@@ -289,12 +283,8 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
 def sorted_time(gain: Tensor, stop_time: Tensor, rise: Tensor) -> Tensor:
     """Return when pixels that gain until they stop have gained `rise` in sum, N, 1, by sorting.
 
-    Where they never do, return the time when the last pixel stops. The host does not wait.
-
-    Args:
-        gain: The gain of each pixel per unit of time, N, D.
-        stop_time: When each pixel stops, N, D.
-        rise: The required sum, N, 1, at least 0.
+    Where they never do, return the time when the last pixel stops. The host does not wait. `gain`
+    is that of each pixel per unit of time, and `stop_time` is when it stops, N, D each.
     """
     stop_time, order = stop_time.sort(1)
     gain = gain.gather(1, order)

@@ -48,15 +48,9 @@ class SquareState(SearchState):
         """Return the state with the better proposals.
 
         A candidate is kept until its verification. Only an image with a refuted candidate may
-        exchange it for a better one.
-
-        Args:
-            proposal: The images of a query.
-            value: Their values, N.
-            candidate: Whether they are candidate successes, N, bool.
-            first: Whether this is the initial perturbation, which is always taken.
-            exact: Whether the model is exact. Near the boundary an approximate one would call every
-                proposal a success, so there a candidate must also raise the objective.
+        exchange it for a better one. The `first` query, the initial perturbation, is always taken.
+        Near the boundary a model that is not `exact` would call every proposal a success, so there
+        a candidate must also raise the objective.
         """
         if kernels.square_fits(self.x_adv, proposal, self.value, value):
             state = self.x_adv, self.value, self.candidate, self.refuted

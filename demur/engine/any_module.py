@@ -64,13 +64,7 @@ ROUNDING = 1e-4  # two passes of one model may differ by this share of the large
 
 
 class FrozenModule(CopyModel):
-    """Any module as an AttackModel: gradients and values of the copy, outputs of the module.
-
-    Args:
-        model: The module.
-        fast: Its copy.
-        on_message: Called with a sentence if an objective cannot be captured.
-    """
+    """Any module as an AttackModel: gradients and values of the copy, outputs of the module."""
 
     exact = False
 
@@ -163,15 +157,9 @@ def accelerated(
 ) -> Iterator[CheckedModel]:
     """Yield the model as attacks should query it, or the model itself for engine="plain".
 
-    Inside the block cuDNN benchmark is off: each new number of surviving images would be tuned.
-
-    Args:
-        model: The checked model.
-        x: Images, N, C, H, W; the first ones test the copy.
-        y: True labels, N.
-        batch_size: The largest batch size of the attacks.
-        engine: "auto" or "plain".
-        on_message: Called with a sentence for each step that the engine cannot take.
+    The first images test the copy; `batch_size` is the largest one of the attacks. Inside the block
+    cuDNN benchmark is off: each new number of surviving images would be tuned. `on_message` is
+    called with a sentence for each step that the engine cannot take.
     """
     check_model_engine(engine)
     if engine == "plain":

@@ -45,11 +45,7 @@ class StackedObjectives:
 
 
 class CopyModel(AttackModel):
-    """An AttackModel whose queries run on a copy.
-
-    Attributes:
-        graphs: The captured graphs of the queries.
-    """
+    """An AttackModel whose queries run on a copy; `graphs` are their captured graphs."""
 
     graphs: QueryGraphs
 
@@ -89,14 +85,10 @@ class CopyModel(AttackModel):
 class FrozenModel(nn.Module, CopyModel):
     """The model that the engine passes to an attack in place of the net.
 
-    Args:
-        net: the net to copy; its weights stay outside of this module's parameters.
-        precision: precision of the copy.
-        compiler: backend of torch.compile, or "none".
-        fixed: largest batch size of attacks. Batches are then padded to a few bucket sizes, and
-            each size is captured as a CUDA graph. None: all batches have one size, and the caller
-            captures the whole step.
-        on_message: called with a sentence if an objective cannot be compiled or captured.
+    Without `fixed` all batches have one size, and the caller captures the whole step. With it, the
+    largest batch size of attacks, batches are padded to a few bucket sizes, and each size is
+    captured as a CUDA graph. `on_message` is called with a sentence if an objective cannot be
+    compiled or captured.
     """
 
     def __init__(

@@ -65,9 +65,7 @@ class Pattern(NamedTuple):
 def fuse_activations(net: nn.Module, x: Tensor) -> nn.Module:
     """Return a copy with fused activations, or the net itself if there is no faithful one.
 
-    Args:
-        net: A module in eval mode with frozen weights, from images to logits or an Output.
-        x: Images, N, C, H, W, on which the copy must agree with the net.
+    The net is in eval mode with frozen weights. On the images x the copy must agree with it.
     """
     try:
         # torch.fx does not see control flow, nor changes in place: the result is compared below

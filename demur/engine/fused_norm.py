@@ -50,15 +50,9 @@ class SavedStats(NamedTuple):
 class FusedBatchNorm:
     """Batch norm followed by ReLU; train mode updates the running statistics of `source`.
 
-    Args:
-        source: the batch norm whose weights and running statistics are used.
-        momentum_norm: the batch norm whose momentum is used: that of the copy which FrozenModel
-            exposes, so that a training framework can set it to 0.
-        sums: zeros of shape 2, 2, C.
-        train: normalise by batch statistics.
-        learn: compute gradients for the weight and bias of `source`.
-
-    A forward pass overwrites the buffers of the last one unless `set_buffers` gives it new ones.
+    `momentum_norm` has the momentum: the copy's norm, which FrozenModel exposes, so that a training
+    framework can set it to 0. `learn` computes gradients for the weight and bias of `source`. A
+    forward pass overwrites the buffers of the last one unless `set_buffers` gives it new ones.
     """
 
     def __init__(

@@ -194,15 +194,10 @@ class _ConvReLU(torch.autograd.Function):
 class FusedTrunk:
     """The residual blocks from the output of the stem to the last active maps.
 
-    Each block's residual sum is computed by the kernel of the next batch norm, so no sum is written
-    and read again. With frozen weights the trunk computes input gradients only; in eval mode it
-    folds every second batch norm.
-
-    Args:
-        trunk: the trunk whose convolutions are used: a copy, or the source itself in training.
-        source: the trunk whose batch norms are used.
-        train: the mode of batch norm.
-        learn: weights get gradients; otherwise all are frozen.
+    The convolutions are those of `trunk`, a copy, or the source itself in training; the batch norms
+    are those of `source`. Each block's residual sum is computed by the kernel of the next batch
+    norm, so no sum is written and read again. Unless weights `learn`, the trunk computes input
+    gradients only; in eval mode it folds every second batch norm.
     """
 
     def __init__(

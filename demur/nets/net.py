@@ -58,10 +58,7 @@ class Normalise(nn.Module):
 class RejectingNet(nn.Module):
     """A classifier with an auxiliary output that rejectors can read.
 
-    Args:
-        domain: shape, classes, mean and std of the images.
-        trunk: from images to pooled features.
-        aux: from the list of pooled features to (N, A).
+    `trunk` maps images to pooled features, `aux` the list of pooled features to (N, A).
     """
 
     def __init__(self, domain: Domain, trunk: Trunk, aux: nn.Module) -> None:
@@ -153,10 +150,7 @@ class NetSpec(Spec, ABC):
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         """Return a new net for images of a domain; the seed determines its weights.
 
-        Args:
-            domain: shape, classes, mean and std of the images.
-            head: builds the auxiliary module.
-            seed: seed of the initial weights; the global random state does not change.
+        The head builds the auxiliary module. The global random state does not change.
         """
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
             torch.default_generator.manual_seed(seed)

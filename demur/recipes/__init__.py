@@ -150,12 +150,10 @@ AnyName = str | Rejector | type[Rejector]
 
 
 def rejectors_named(given: AnyName | Iterable[AnyName], recipe: Recipe) -> dict[str, Rejector]:
-    """Rejectors by their name in tables.
+    """Rejectors by their name in tables, for a net of `recipe`.
 
-    Args:
-        given: One or several: a class, an instance, or texts, separated by commas, with a name of
-            `demur score` (R-Con), a spec (Energy(tau=2)) or the user's own (myrej:Gini(power=2)).
-        recipe: The recipe of the net, whose head names rejectors.
+    Given are one or several: a class, an instance, or texts, separated by commas, with a name of
+    `demur score` (R-Con), a spec (Energy(tau=2)) or the user's own (myrej:Gini(power=2)).
     """
     found: dict[str, Rejector] = {}
     for one in [given] if isinstance(given, str | Rejector | type) else given:

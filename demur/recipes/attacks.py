@@ -84,13 +84,8 @@ class AdaptiveObjective:
     ) -> Attack:
         """PGD on this objective; a targeted one runs against every wrong class.
 
-        Args:
-            recipe: The recipe of the attacked net.
-            eta: Weight of the rejector's term.
-            steps: Gradient steps per restart.
-            restarts: Random restarts.
-            criterion: Keep adversarial examples that succeed by it. None keeps those with
-                the largest objective, as in the paper.
+        It keeps examples that succeed by the criterion; None keeps those with the largest
+        objective, as in the paper.
         """
         pgd = replace(
             linf(recipe.data, steps), restarts=restarts, objective=self.objective(recipe, eta)

@@ -91,12 +91,8 @@ class ScoreObjective(Objective):
 class RRLoss(Objective):
     """The training loss of A, Eq. 7: L_RR = BCE(R-Con, T-Con), with T-Con fixed.
 
-    Maximising it moves R-Con away from T-Con in either direction.
-
-    Args:
-        tau: The temperature of the softmax.
-        construction: How R-Con is built from the confidence and A, as in `methods.RR`.
-        rr_loss: The loss between R-Con and T-Con, as in `methods.RR`.
+    Maximising it moves R-Con away from T-Con in either direction. The fields are those of
+    `methods.RR`.
     """
 
     tau: Positive = 1.0
@@ -178,12 +174,9 @@ class RejectionHinge(Objective):
 class MarginObjective(Objective, ABC):
     """An objective made of margins: one to be wrong and one to be accepted by each score.
 
-    The margins of logits and scores have different units. Dividing each by the norm of its
-    gradient at the start of the attack turns all of them into distances in pixel space (L2, to
-    first order). The state of each image is its target and these gradient norms ("slopes").
-
-    Args:
-        criterion: The criterion with the rejector and its threshold.
+    The margins of logits and scores have different units. Dividing each by the norm of its gradient
+    at the start of the attack turns all of them into distances in pixel space (L2, to first order).
+    The state of each image is its target and these gradient norms ("slopes").
     """
 
     own_inputs: ClassVar[int] = 2
@@ -258,13 +251,10 @@ class TargetedScore(Objective):
         value = score - PENALTY * sum of softplus(-margin)
 
     over the margins of the target over the other classes and of the gates of a coupled rejector.
-    Each quantity is measured from its value at the start or from zero, in units of its slope at
-    the start: pixels, to first order. The softplus sharpens with the steps, so that the search
-    ends on the boundary where the score is highest there. Without a target, the best wrong class
-    is the target.
-
-    Args:
-        rejector: The rejector or its score.
+    Each quantity is measured from its value at the start or from zero, in units of its slope at the
+    start: pixels, to first order. The softplus sharpens with the steps, so that the search ends on
+    the boundary where the score is highest there. Without a target, the best wrong class is the
+    target.
     """
 
     own_inputs: ClassVar[int] = 4
