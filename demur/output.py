@@ -36,15 +36,12 @@ class Output(NamedTuple):
     aux: Tensor  # N, A
 
     def select(self, rows: Tensor) -> "Output":
-        """Return the outputs of some images, by index or mask."""
         return Output(*(part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Output":
-        """Return the outputs on a device."""
         return Output(*(part.to(device) for part in self))
 
     def detached(self) -> "Output":
-        """Return the values without their autograd history."""
         return Output(*(part.detach() for part in self))
 
 

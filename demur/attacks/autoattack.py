@@ -275,14 +275,11 @@ class MultiTarget(Attack):
             selected = replace(batch, target=targets[number % len(targets)]).select(rows)
             with progress.part(number, attempts):
                 x_adv = self.attack.run(selected, noise.derive_seed(stream, number))
-            found.add(rows, self._evaluate(selected, x_adv, [part[rows] for part in inputs]))
+            own = [part[rows] for part in inputs]
+            value, out = exact_value(batch.model, self.rank_by, x_adv, selected.y, *own)
+            success = self.criterion(out, selected.y) & (self.keep == "success")
+            found.add(rows, Found(x_adv, value, success))
         return found.x_adv
-
-    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]) -> Found:
-        """Return the examples with `rank_by` and success, if images leave after it."""
-        value, out = exact_value(batch.model, self.rank_by, x_adv, batch.y, *inputs)
-        success = self.criterion(out, batch.y)
-        return Found(x_adv, value, success & (self.keep == "success"))
 
 
 # ------------------------------------------------ AutoAttack, and the ensemble for rejectors
@@ -336,21 +333,22 @@ class AutoAttackEnsemble(Ensemble):
 
     def member(self, name: str, restarts: int = 1) -> Attack:
         """Return one attack by the name it has in the authors' code."""
-        ball, seed, sparse = self.ball, self.seed, isinstance(self.ball, L1)
+        ball, seed = self.ball, self.seed
+        apgd = APGD(ball, restarts=restarts, objective=CE(), seed=seed)
+        fab = FAB(ball, restarts=restarts, seed=seed)
+        sparse = isinstance(ball, L1) and self.version == "standard"
         match name:
             case "apgd-ce":
-                restarts = L1_RESTARTS if sparse and self.version == "standard" else restarts
-                return APGD(ball, restarts=restarts, objective=CE(), seed=seed)
+                return replace(apgd, restarts=L1_RESTARTS) if sparse else apgd
             case "apgd-dlr":
-                return APGD(ball, restarts=restarts, objective=DLR(), seed=seed)
+                return replace(apgd, objective=DLR())
             case "apgd-t":
-                apgd = APGD(ball, restarts=restarts, objective=TargetedDLR(), seed=seed)
-                few = sparse and self.version == "standard"
-                return self._multi_target(apgd, L1_TARGETS if few else self.targets)
+                targeted = replace(apgd, objective=TargetedDLR())
+                return self._multi_target(targeted, L1_TARGETS if sparse else self.targets)
             case "fab":
-                return FAB(ball, restarts=restarts, seed=seed)
+                return fab
             case "fab-t":
-                return self._multi_target(FAB(ball, restarts=restarts, seed=seed), self.targets)
+                return self._multi_target(fab, self.targets)
             case "square" | "hopskipjump" | "rays":
                 kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
                 attack: Attack = kinds[name](ball, seed=seed)

@@ -35,7 +35,6 @@ class Candidates:
 
     @classmethod
     def empty(cls, x: Tensor) -> Self:
-        """Return a state without candidates."""
         return cls(x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.bool, device=x.device))
 
     def update(self, x_adv: Tensor, value: Tensor, success: Tensor) -> "Candidates":
@@ -45,7 +44,6 @@ class Candidates:
         return Candidates(x_adv, torch.where(better, value, self.value), self.present | success)
 
     def verified(self, criterion: Criterion, batch: AttackBatch) -> "Candidates":
-        """Return the candidates that an exact forward pass confirms."""
         confirmed = verify_success(criterion, batch.model, self.x_adv, batch.y, self.present)
         return Candidates(self.x_adv, self.value, confirmed)
 
@@ -91,7 +89,6 @@ class Best:
     value: Tensor  # by which examples are compared, N; -inf before the first example
 
     def set(self, rows: Tensor, x_adv: Tensor, value: Tensor) -> None:
-        """Store the examples of the given rows."""
         self.x_adv[rows], self.value[rows] = x_adv, value.to(self.value)
 
     def keep_better(self, rows: Tensor, new: "Found", by_value: bool = True) -> None:

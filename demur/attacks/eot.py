@@ -101,7 +101,6 @@ class EOTPGD(Attack):
         return wrong_classes(torch.stack(logits).mean(0), batch.y)
 
     def _ascend(self, batch: AttackBatch) -> Tensor:
-        """Return the last iterates of one restart."""
         x_adv = self.ball.start(batch.x, self.seed, batch.index, batch.stream)
         objective = self.search_objective
         state = batch.prepare(objective, x_adv).objective_state

@@ -129,30 +129,23 @@ class FAB(IterativeAttack[FABState]):
         """Run one restart on all images; its values are minus the distances."""
         _, state = self.begin(batch)
         state = replace(state, closest=found.x_adv.clone(), distance=-found.value)
-        if number:
-            state = replace(state, x_adv=self._random_start(batch, state.distance, stream))
+        if number:  # a random point at half of eps, or of the closest distance if that is smaller
+            delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
+            half = (state.distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
+            state = replace(state, x_adv=batch.x + per_image(half, batch.x) * delta)
         return self._final_search(batch, self.iterate(batch, state))
-
-    def _random_start(self, batch: AttackBatch, distance: Tensor, stream: Stream) -> Tensor:
-        """Return a random point at half of eps, or of the closest distance if that is smaller."""
-        delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        fraction = (distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
-        return batch.x + per_image(fraction, batch.x) * delta
 
     def _with_margins(self, batch: AttackBatch, classes: int) -> AttackBatch:
         """Return the batch with the objective's state, or with the wrong classes to consider."""
-        if self.objective is None:
-            return replace(batch, objective_state=tuple(_targets(batch, classes)))
-        return batch.prepare(self.objective, batch.x)
-
-    def _margins(self, batch: AttackBatch) -> tuple[Objective, list[ObjectiveState]]:
-        """Return the margins whose zero sets are the boundary: one objective, several inputs."""
-        if self.objective is None:
-            return TargetedMargin(), [(target,) for target in batch.objective_state]
-        return self.objective, [self.objective.at_step(batch.objective_state, 0, self.steps)]
+        if self.objective is not None:
+            return batch.prepare(self.objective, batch.x)
+        if batch.target is not None:
+            return replace(batch, objective_state=(batch.target,))
+        others = range(1, classes)
+        return replace(batch, objective_state=tuple((batch.y + k) % classes for k in others))
 
     def _overall(self, batch: AttackBatch) -> tuple[Objective, ObjectiveState]:
-        """Return one margin for the whole boundary, for the final search."""
+        """Return one margin for the whole boundary, with its inputs."""
         if self.objective is None:
             return UntargetedMargin(), ()
         return self.objective, self.objective.at_step(batch.objective_state, 0, self.steps)
@@ -214,7 +207,10 @@ class FAB(IterativeAttack[FABState]):
 
     def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""
-        objective, all_inputs = self._margins(batch)
+        objective, inputs = self._overall(batch)
+        all_inputs = [inputs]
+        if self.objective is None:
+            objective, all_inputs = TargetedMargin(), [(t,) for t in batch.objective_state]
         nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         shortest = torch.full_like(margin, torch.inf)
         for inputs in all_inputs:
@@ -315,11 +311,3 @@ def newton_time(gain: Tensor, stop_time: Tensor, rise: Tensor) -> Tensor | None:
         reached = (rise - stopped_gain) / moving_gain.clamp_min(torch.finfo(gain.dtype).tiny)
         time, before = torch.maximum(time, reached.minimum(last)), count
     return None
-
-
-def _targets(batch: AttackBatch, classes: int) -> Tensor:
-    """Return the wrong classes to consider, shape (targets, N): the target or all K - 1."""
-    if batch.target is not None:
-        return batch.target[None]
-    offset = torch.arange(1, classes, device=batch.y.device)
-    return (batch.y + offset[:, None]) % classes  # K - 1, N

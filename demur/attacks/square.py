@@ -204,14 +204,13 @@ class SquareDraw:
 
     def oriented_pattern(self, side: int, rows: Tensor, columns: Tensor, p: int) -> Tensor:
         """Return the pattern of norm p at rows and columns, transposed at random, N, 1, H, W."""
-        pattern = _pattern_on(self.x.device, self.x.dtype, side, p)
+        pattern = _pattern(side, p, self.x.device, self.x.dtype)
         down, across = rows[:, :, None], columns[:, None, :]
         upright = self.uniforms[:, 4, None, None] < 0.5
         return torch.where(upright, pattern[down, across], pattern[across, down])[:, None]
 
 
 def _random_signs(u: Tensor) -> Tensor:
-    """Return -1 or 1 from uniform numbers in [0, 1)."""
     return 1 - 2 * (u < 0.5).to(u)
 
 
@@ -261,16 +260,13 @@ def _offsets_on(device: torch.device, side: int, width: int) -> Tensor:
 
 
 @cache
-def _pattern_on(device: torch.device, dtype: torch.dtype, side: int, p: int) -> Tensor:
-    """Return the pattern on a device, cached because the copy synchronises host and device."""
-    return _pattern(side, p).to(device, dtype)
-
-
-def _pattern(side: int, p: int = 2) -> Tensor:
+def _pattern(
+    side: int, p: int = 2, device: torch.device | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Return the pattern of the paper: two stacked bumps of opposite sign, of norm 1."""
     upper = side // 2
     pattern = torch.cat((_bump(upper, side, p), -_bump(side - upper, side, p)))
-    return pattern / _norm(pattern, p)
+    return (pattern / _norm(pattern, p)).to(device, dtype)
 
 
 def _bump(height: int, width: int, p: int) -> Tensor:

@@ -80,18 +80,14 @@ class FrozenModule(CopyModel):
             out: Output | Tensor = self.model(x)
         return out
 
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        return self.graphs(self.fast.query, objective, query, x, y, *inputs)
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
+        return self.graphs(self.fast.query, objective, query, *tensors)
 
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
+    def value(self, objective: ObjectiveFunction, *tensors: Tensor) -> tuple[Tensor, Output]:
         self._values_until_script -= 1
-        if self._values_until_script == 0 and len(x) > 2:
-            self.fast.script(x)
-        return super().value(objective, x, y, *inputs)
+        if self._values_until_script == 0 and len(tensors[0]) > 2:
+            self.fast.script(tensors[0])
+        return super().value(objective, *tensors)
 
 
 def attack(
@@ -234,7 +230,6 @@ def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:
 
 
 def _random_state(devices: list[torch.device]) -> list[bytes]:
-    """Return the states of torch's global generators."""
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
     return [state.numpy().tobytes() for state in states]
 

@@ -50,32 +50,24 @@ class CopyModel(AttackModel):
     graphs: QueryGraphs
 
     @abstractmethod
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
         """Return the result of a query; it has an empty gradient for query="value"."""
 
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        return self.query(objective, "gradient", x, y, *inputs)
+    def gradient(self, objective: ObjectiveFunction, *tensors: Tensor) -> Gradient:
+        return self.query(objective, "gradient", *tensors)
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], *tensors: Tensor
     ) -> list[Gradient]:
-        found = self.query(StackedObjectives(tuple(objectives)), "gradients", x, y, *inputs)
+        found = self.query(StackedObjectives(tuple(objectives)), "gradients", *tensors)
         pairs = zip(found.grad.unbind(1), found.value.unbind(1), strict=True)
         return [Gradient(grad, value, found.out) for grad, value in pairs]
 
-    def gradient_only(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Tensor:
-        return self.query(objective, "gradient_only", x, y, *inputs).grad
+    def gradient_only(self, objective: ObjectiveFunction, *tensors: Tensor) -> Tensor:
+        return self.query(objective, "gradient_only", *tensors).grad
 
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        result = self.query(objective, "value", x, y, *inputs)
+    def value(self, objective: ObjectiveFunction, *tensors: Tensor) -> tuple[Tensor, Output]:
+        result = self.query(objective, "value", *tensors)
         return result.value, result.out
 
     def drop_graphs(self) -> None:
@@ -135,7 +127,6 @@ class FrozenModel(nn.Module, CopyModel):
         return out
 
     def set_max_batch(self, largest: int) -> None:
-        """Set the largest batch size; a new size drops all captured graphs."""
         if self.graphs.buckets is None or largest != self.graphs.buckets.largest:
             self._output_graphs.clear()
         self.graphs.set_max_batch(largest)
@@ -145,28 +136,24 @@ class FrozenModel(nn.Module, CopyModel):
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
     def refresh(self) -> None:
-        """Copy the current weights of the net."""
         for model_copy in self._copies.values():
             model_copy.refresh()
 
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
         if self.training:  # padding would change the batch statistics, and so would the warm-up
-            return self._compute(objective, query, x, y, *inputs)
-        return self.graphs(self._compute, objective, query, x, y, *inputs)
+            return self._compute(objective, query, *tensors)
+        return self.graphs(self._compute, objective, query, *tensors)
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], *tensors: Tensor
     ) -> list[Gradient]:
         if self.compiler != "none" or self.training:  # compiled code has one backward pass only
-            return AttackModel.gradients(self, objectives, x, y, *inputs)
-        return super().gradients(objectives, x, y, *inputs)
+            return AttackModel.gradients(self, objectives, *tensors)
+        return super().gradients(objectives, *tensors)
 
     def _compute(
         self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """Compute a query on the copy for the current mode."""
         differentiate = query != "value"
         with torch.set_grad_enabled(differentiate):
             x = x.detach().requires_grad_(differentiate)

@@ -176,7 +176,6 @@ class QueryGraphs:
     def __call__(
         self, compute: QueryFunction, objective: ObjectiveFunction, query: Query, *tensors: Tensor
     ) -> Gradient:
-        """Return what compute(objective, query, x, y, *inputs) returns, for x, y, *inputs."""
         if self.buckets is None:
             return compute(objective, query, *tensors)
         count = len(tensors[0])

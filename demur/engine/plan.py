@@ -44,7 +44,6 @@ class EnginePlan:
         return replace(self, precision=stored["precision"], channels_last=stored["channels_last"])
 
     def metadata(self) -> dict[str, str | bool]:
-        """Return the plan as JSON values."""
         return asdict(self)
 
 

@@ -103,7 +103,7 @@ class FactoryNet(NetSpec):
         with torch.random.fork_rng(devices=[]):
             self._split(self._module(function, domain), domain)
 
-    def trunk(self, channels: int) -> Trunk:
+    def trunk(self, domain: Domain) -> Trunk:
         raise BadInput("a FactoryNet is built for a whole domain; call build")
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:

@@ -137,15 +137,11 @@ class NetSpec(Spec, ABC):
         return False
 
     @abstractmethod
-    def trunk(self, channels: int) -> Trunk:
-        """Return a new trunk for images with this many channels."""
+    def trunk(self, domain: Domain) -> Trunk:
+        """Return a new trunk for images of a domain."""
 
     def check(self, domain: Domain) -> None:
         """Raise BadInput if the net cannot be built for these images; it always can by default."""
-
-    def trunk_for(self, domain: Domain) -> Trunk:
-        """Return a new trunk for images of a domain; by default their size does not matter."""
-        return self.trunk(domain.shape[0])
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         """Return a new net for images of a domain; the seed determines its weights.
@@ -154,7 +150,7 @@ class NetSpec(Spec, ABC):
         """
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
             torch.default_generator.manual_seed(seed)
-            trunk = self.trunk_for(domain)
+            trunk = self.trunk(domain)
             aux = head.build(trunk.dims, domain.classes)
             net = RejectingNet(domain, trunk, aux)
             self.initialise(net)

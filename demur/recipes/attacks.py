@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from demur.attacks import (
     APGD,
@@ -42,6 +42,7 @@ from demur.errors import BadInput
 from demur.recipes.training import Recipe, l2, linf
 from demur.spec import find_name, required_fields
 
+V = TypeVar("V")
 STEPS, RESTARTS = 500, 10  # the paper's
 
 
@@ -57,7 +58,6 @@ class AdaptiveObjective:
         return self.rejector_term != "rr" or recipe.method.head.attack_objective() is not None
 
     def formula(self, recipe: Recipe) -> str:
-        """Objective as the paper writes it."""
         name, _ = recipe.head_rejector
         base = "CE" if self.base_objective == CE() else "L_Con"
         if isinstance(self.base_objective, TargetedConfidence):
@@ -66,7 +66,6 @@ class AdaptiveObjective:
         return f"{base} + eta {term}"
 
     def objective(self, recipe: Recipe, eta: float) -> Objective:
-        """Objective for a net of this recipe."""
         _, rejector = recipe.head_rejector
         if self.rejector_term == "log-score":
             return PlusLogScore(rejector, eta, self.base_objective)
@@ -210,29 +209,34 @@ _SETTINGS: dict[str, MakeAttack] = {
 }
 
 
-class NamedAttacks(Mapping[str, MakeAttack]):
-    """Attacks by name: the settings above, and every other attack class with its defaults.
+class LiveMapping(Mapping[str, V]):
+    """What a function returns now: the lists of the packages that it reads may grow."""
+
+    def __init__(self, make: Callable[[], dict[str, V]]) -> None:
+        self.make = make
+
+    def __getitem__(self, name: str) -> V:
+        return self.make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.make())
+
+    def __len__(self) -> int:
+        return len(self.make())
+
+
+def _named_attacks() -> dict[str, MakeAttack]:
+    """The settings above, and every other attack class with its defaults.
 
     A class is named by its words in lower case: MaxMinMargin is max-min-margin. Classes that
     consist of other attacks have no name.
     """
-
-    def __getitem__(self, name: str) -> MakeAttack:
-        return _SETTINGS[name] if name in _SETTINGS else self._classes()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*_SETTINGS, *self._classes()))
-
-    def __len__(self) -> int:
-        return len(_SETTINGS) + len(self._classes())
-
-    def _classes(self) -> dict[str, MakeAttack]:
-        named = {
-            _command_name(cls): partial(_with_defaults, cls)
-            for cls in ATTACKS
-            if set(required_fields(cls)) <= {"ball", "criterion"}
-        }
-        return {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
+    named: dict[str, MakeAttack] = {
+        _command_name(cls): partial(_with_defaults, cls)
+        for cls in ATTACKS
+        if set(required_fields(cls)) <= {"ball", "criterion"}
+    }
+    return _SETTINGS | {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
 
 
 def _command_name(cls: type[Attack]) -> str:
@@ -246,7 +250,7 @@ def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
     return cls.example(Linf(recipe.data.threat.linf), criterion)
 
 
-NAMED_ATTACKS = NamedAttacks()
+NAMED_ATTACKS = LiveMapping(_named_attacks)
 CORRUPTIONS_GROUP = "corruptions"
 
 

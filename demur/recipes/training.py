@@ -183,12 +183,10 @@ class Recipe(Spec):
 
     @property
     def tau(self) -> float:
-        """Temperature that A is trained with."""
         return self.method.head.tau
 
     @property
     def has_rectifier(self) -> bool:
-        """Whether the net has R-Con = con * A."""
         return self.method.head.has_rectifier
 
     def rejectors(self) -> dict[str, Rejector]:
