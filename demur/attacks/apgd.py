@@ -26,7 +26,7 @@ from demur.attacks.driver import (
     clean_success,
     default_interval,
 )
-from demur.attacks.objectives import CE, Objective
+from demur.attacks.objectives.classification import CE, Objective
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval

@@ -24,7 +24,7 @@ from demur.attacks.attack_model import (
 )
 from demur.attacks.balls import Ball, in_pixel_range
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
-from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
+from demur.attacks.objectives.classification import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream

@@ -27,17 +27,15 @@ from demur.attacks.driver import Best, Found
 from demur.attacks.eot import EOTPGD, success_share
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
-from demur.attacks.objectives import (
+from demur.attacks.objectives.classification import (
     CE,
     DLR,
-    MarginProduct,
-    MinMargin,
     Objective,
     ObjectiveState,
-    RejectionObjective,
     TargetedDLR,
     wrong_classes,
 )
+from demur.attacks.objectives.rejector import MarginProduct, MinMargin, RejectionObjective
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
 from demur.noise import Stream

@@ -18,7 +18,7 @@ from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import Criterion
-from demur.attacks.objectives import CE
+from demur.attacks.objectives.classification import CE
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import use_precision
@@ -141,9 +141,9 @@ class IterativeAttack(Attack, ABC, Generic[S]):
         """Return the state at the next iterate; `step` counts from 0."""
 
     @property
-    @abstractmethod
     def last_step(self) -> int:
-        """The number of steps after the first iterate."""
+        """The number of steps after the first iterate: the field `steps`."""
+        return self._field("steps", 0)
 
     def settle(
         self, batch: AttackBatch, state: S, verified: Candidates

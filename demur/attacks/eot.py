@@ -17,7 +17,8 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Found
-from demur.attacks.objectives import Objective, ObjectiveState, SuccessProbability, wrong_classes
+from demur.attacks.objectives.classification import Objective, ObjectiveState, wrong_classes
+from demur.attacks.objectives.rejector import SuccessProbability
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import use_precision

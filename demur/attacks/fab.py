@@ -20,7 +20,12 @@ from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L1, L2, Ball, in_order
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState, default_interval
-from demur.attacks.objectives import Objective, ObjectiveState, TargetedMargin, UntargetedMargin
+from demur.attacks.objectives.classification import (
+    Objective,
+    ObjectiveState,
+    TargetedMargin,
+    UntargetedMargin,
+)
 from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
@@ -117,10 +122,6 @@ class FAB(IterativeAttack[FABState]):
     @property
     def maximised(self) -> None:
         return None  # images without success are returned unchanged
-
-    @property
-    def last_step(self) -> int:
-        return self.steps
 
     def verification_interval(self, model: AttackModel) -> int:
         return 1 if self.any_distance else default_interval(model)

@@ -22,7 +22,8 @@ from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
-from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
+from demur.attacks.objectives.classification import CE, ObjectiveState
+from demur.attacks.objectives.rejector import MinMargin, SingleMargin
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream

@@ -20,7 +20,7 @@ from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import AscentState, Found, IterativeAttack
-from demur.attacks.objectives import CE, Objective, ObjectiveState
+from demur.attacks.objectives.classification import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream
@@ -124,10 +124,6 @@ class PGD(IterativeAttack[PGDState]):
         return self._largest(batch, stream)
 
     # ------------------------------------------------ keep="success", by the common driver
-
-    @property
-    def last_step(self) -> int:
-        return self.steps
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, PGDState]:
         x_adv = self._first_iterate(batch.x, batch.index, batch.stream)

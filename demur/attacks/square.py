@@ -22,7 +22,7 @@ from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState
-from demur.attacks.objectives import Objective, UntargetedMargin
+from demur.attacks.objectives.classification import Objective, UntargetedMargin
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
@@ -178,10 +178,6 @@ class SquareDraw:
     uniforms: Tensor  # N, 5 + C: corners of two squares (4), orientation (1), sign per channel (C)
     x: Tensor  # N, C, H, W
 
-    def signs(self) -> Tensor:
-        """Return -1 or 1 for each channel, N, C, 1, 1."""
-        return _random_signs(self.uniforms[:, 5:, None, None])
-
     def pixels(self, side: int) -> Tensor:
         """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
         height, width = self.x.shape[-2:]
@@ -232,7 +228,8 @@ def _moved_norm(draw: SquareDraw, delta: Tensor, side: int, eps: float, p: int) 
     channels = delta.shape[1]
     first, rows, columns = draw.window(0, side)
     second, _, _ = draw.window(1, side)
-    pattern = draw.signs() * draw.oriented_pattern(side, rows, columns, p)
+    signs = _random_signs(draw.uniforms[:, 5:, None, None])  # N, C, 1, 1
+    pattern = signs * draw.oriented_pattern(side, rows, columns, p)
     old = first * delta
     new = first * pattern + old / _norm(old, p)
     unused = (eps**p - delta.abs().pow(p).sum((1, 2, 3), keepdim=True)).clamp_min(0) / channels

@@ -19,7 +19,7 @@ from demur import noise, progress
 from demur.attacks.attack_model import AttackModel, Gradient, Model, ObjectiveFunction, attack_model
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, FalseRejection, Rejected, RuleCriterion
-from demur.attacks.objectives import Objective
+from demur.attacks.objectives.classification import Objective
 from demur.attacks.pgd import PGD
 from demur.output import Output, as_output, prediction
 

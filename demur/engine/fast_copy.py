@@ -183,7 +183,8 @@ def check_copyable(model: Model) -> nn.Module:
         raise CannotCopy("it is a TorchScript module")
     if _has_any_global_hook() or any(getattr(m, name, None) for m in modules for name in HOOKS):
         raise CannotCopy("it has hooks")
-    if any(isinstance(m, _NormBase) and _uses_batch(m) for m in modules):
+    norms = [m for m in modules if isinstance(m, _NormBase) and not isinstance(m, _InstanceNorm)]
+    if any(norm.training or norm.running_mean is None for norm in norms):
         raise CannotCopy("its batch norm uses the statistics of the batch")
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors):
@@ -191,12 +192,6 @@ def check_copyable(model: Model) -> nn.Module:
     if len({t.device for t in tensors}) > 1:
         raise CannotCopy("it lies on several devices")
     return model
-
-
-def _uses_batch(norm: _NormBase) -> bool:
-    if isinstance(norm, _InstanceNorm):
-        return False  # statistics of one image
-    return norm.training or norm.running_mean is None
 
 
 def _folded_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module, int]:

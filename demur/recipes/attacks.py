@@ -27,7 +27,6 @@ from demur.attacks import (
     PlusLogScore,
     RayS,
     RejectAutoAttackEnsemble,
-    Rejected,
     ScoreObjective,
     TargetedConfidence,
     TargetedMargin,
@@ -162,6 +161,12 @@ def _gama_fw(recipe: Recipe) -> FrankWolfe:
     )  # fmt: skip
 
 
+def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
+    """The attack of a class in the usual Linf ball, on accepted errors of the head's rejector."""
+    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
+    return cls.example(Linf(recipe.data.threat.linf), criterion)
+
+
 MakeAttack = Callable[[Recipe], Attack]
 
 _SETTINGS: dict[str, MakeAttack] = {
@@ -181,21 +186,15 @@ _SETTINGS: dict[str, MakeAttack] = {
     "gama-pgd": _gama_pgd,
     "gama-fw": _gama_fw,
     "xi": _xi,
-    "autoattack": lambda recipe: AutoAttackEnsemble(Linf(recipe.data.threat.linf)),
+    "autoattack": partial(_with_defaults, AutoAttackEnsemble),
     "autoattack-l2": lambda recipe: AutoAttackEnsemble(L2(recipe.data.threat.l2)),
     "autoattack-l1": lambda recipe: AutoAttackEnsemble(L1(recipe.data.threat.l1)),
-    "reject-autoattack": lambda recipe: RejectAutoAttackEnsemble(
-        Linf(recipe.data.threat.linf), AcceptedError(recipe.head_rejector[1], TPR(0.95))
-    ),
-    "force-rejection": lambda recipe: ForceRejectionEnsemble(
-        Linf(recipe.data.threat.linf), Rejected(recipe.head_rejector[1], TPR(0.95))
-    ),
-    "worst-score": lambda recipe: WorstScore(
-        Linf(recipe.data.threat.linf), recipe.head_rejector[1]
-    ),
-    "hopskipjump": lambda recipe: HopSkipJump(Linf(recipe.data.threat.linf)),
+    "reject-autoattack": partial(_with_defaults, RejectAutoAttackEnsemble),
+    "force-rejection": partial(_with_defaults, ForceRejectionEnsemble),
+    "worst-score": partial(_with_defaults, WorstScore),
+    "hopskipjump": partial(_with_defaults, HopSkipJump),
     "hopskipjump-l2": lambda recipe: HopSkipJump(L2(recipe.data.threat.l2)),
-    "rays": lambda recipe: RayS(Linf(recipe.data.threat.linf)),
+    "rays": partial(_with_defaults, RayS),
     "cw": lambda recipe: CW("L2"),
     "cw-linf": lambda recipe: CW("Linf"),
     "cw-linf-adam": lambda recipe: CW("Linf-adam"),
@@ -242,12 +241,6 @@ def _named_attacks() -> dict[str, MakeAttack]:
 def _command_name(cls: type[Attack]) -> str:
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", cls.__name__.removesuffix("Ensemble"))
     return "-".join(words).lower()
-
-
-def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
-    """The attack of a class in the usual Linf ball, on accepted errors of the head's rejector."""
-    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
-    return cls.example(Linf(recipe.data.threat.linf), criterion)
 
 
 NAMED_ATTACKS = LiveMapping(_named_attacks)
