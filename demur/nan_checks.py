@@ -52,10 +52,7 @@ _deferred: ContextVar[dict[str, Check] | None] = ContextVar("deferred checks", d
 
 
 def raise_if_invalid(
-    what: str,
-    values: Tensor,
-    remedy: str,
-    invalid: Callable[[Tensor], Tensor] = torch.isnan,
+    what: str, values: Tensor, remedy: str, invalid: Callable[[Tensor], Tensor] = torch.isnan
 ) -> None:
     """Raise BadInput if any of N values, one per image, is invalid; perhaps at the end of a block.
 

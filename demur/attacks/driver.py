@@ -43,10 +43,6 @@ class Candidates:
         x_adv = torch.where(per_image(better, x_adv), x_adv, self.x_adv)
         return Candidates(x_adv, torch.where(better, value, self.value), self.present | success)
 
-    def verified(self, criterion: Criterion, batch: AttackBatch) -> "Candidates":
-        confirmed = verify_success(criterion, batch.model, self.x_adv, batch.y, self.present)
-        return Candidates(self.x_adv, self.value, confirmed)
-
 
 @dataclass
 class SearchState:
@@ -170,7 +166,9 @@ class IterativeAttack(Attack, ABC, Generic[S]):
             if verifies or not self.keeps_candidates:
                 candidates = candidates.update(state.x_adv, state.value, state.candidate)
             if verifies:
-                verified = candidates.verified(self.success_criterion, batch)
+                given = candidates.x_adv, batch.y, candidates.present
+                present = verify_success(self.success_criterion, batch.model, *given)
+                verified = replace(candidates, present=present)
                 state, leaving = self.settle(batch, state, verified)
                 # Index by rows: each use of a boolean mask makes the host wait for the GPU.
                 if leaving is not None and len(done := leaving.present.nonzero()[:, 0]):

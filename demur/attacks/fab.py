@@ -180,31 +180,21 @@ class FAB(IterativeAttack[FABState]):
 
     def _next_iterate(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
-        grad, margin = self._nearest_margin(batch, x_adv)
-        from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
+        x, (grad, margin) = batch.x, self._nearest_margin(batch, x_adv)
+        rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
+        if kernels.hyperplane_fits(self.ball, grad):
+            from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
+            from_clean = project_to_hyperplane(self.ball, x, grad, rise_from_clean)
+        else:  # one sort for both
+            both, rises = torch.cat((x_adv, x)), torch.cat((-margin, rise_from_clean))
+            found = project_to_hyperplane(self.ball, both, torch.cat((grad, grad)), rises)
+            from_iterate, from_clean = found.chunk(2)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(SMALLEST_DIVISOR)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
         projected_iterate = x_adv + self.overshoot * from_iterate
-        projected_clean = batch.x + self.overshoot * from_clean
+        projected_clean = x + self.overshoot * from_clean
         return ((1 - weight) * projected_iterate + weight * projected_clean).clamp(0, 1)
-
-    def _project_both(
-        self, x: Tensor, x_adv: Tensor, grad: Tensor, margin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the perturbations that take x_adv and x to the linearised boundary."""
-        rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
-        if kernels.hyperplane_fits(self.ball, grad):
-            from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
-            return from_iterate, project_to_hyperplane(self.ball, x, grad, rise_from_clean)
-        both = project_to_hyperplane(  # one sort for both
-            self.ball,
-            torch.cat((x_adv, x)),
-            torch.cat((grad, grad)),
-            torch.cat((-margin, rise_from_clean)),
-        )
-        from_iterate, from_clean = both.chunk(2)
-        return from_iterate, from_clean
 
     def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""

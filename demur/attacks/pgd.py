@@ -116,7 +116,11 @@ class PGD(IterativeAttack[PGDState]):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         if self.keep == "success":
-            return self.best_restart(batch, self._clean(batch), self.restarts, stream)
+            start = batch.prepare(self.objective, batch.x).objective_state
+            inputs = self.objective.at_step(start, self.steps, self.steps)
+            value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
+            clean = Found(batch.x.clone(), value, self.criterion(out, batch.y))
+            return self.best_restart(batch, clean, self.restarts, stream)
         if self.restarts == 1:
             # The reference code evaluates the loss once more: one more update of batch-norm
             # statistics in train mode, and no other effect.
@@ -149,13 +153,6 @@ class PGD(IterativeAttack[PGDState]):
         best = torch.where(per_image(better, x_adv), x_adv, best)
         best_value = torch.where(better, value.to(best_value), best_value)
         return PGDState(x_adv, value, self.criterion(out, batch.y), best, best_value, grad)
-
-    def _clean(self, batch: AttackBatch) -> Found:
-        """Return the clean images with their values of the objective and where they succeed."""
-        batch = batch.prepare(self.objective, batch.x)
-        inputs = self.objective.at_step(batch.objective_state, self.steps, self.steps)
-        value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
-        return Found(batch.x.clone(), value, self.criterion(out, batch.y))
 
     # ------------------------------------------------ keep="max_objective", without leaving
 

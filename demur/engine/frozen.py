@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction
-from demur.engine.copies import (
-    Compiler,
-    ModelCopy,
-    ObjectiveForward,
-    Query,
-    input_gradient,
-)
+from demur.engine.copies import Compiler, ModelCopy, ObjectiveForward, Query, input_gradient
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import CapturedGraph, QueryGraphs, pad_batch
 from demur.nets import RejectingNet

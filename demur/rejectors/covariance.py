@@ -221,7 +221,10 @@ class ViM(FeatureRejector):
             raise BadInput(
                 f"principal={principal} of {dim} dimensions leaves no residual; use less"
             )
-        origin = _origin(z, logits)
+        # the feature at which all logits are 0, of the linear layer that least squares recover
+        with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
+        layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
+        origin = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
         moments = (z - origin).t() @ (z - origin) / len(z)
         residual = torch.linalg.eigh(moments).eigenvectors[:, : dim - principal]  # ascending order
         norms = ((z - origin) @ residual).norm(dim=1)
@@ -233,11 +236,3 @@ class ViM(FeatureRejector):
         projected = (out.feature - origin) @ residual
         tiny = torch.finfo(projected.dtype).tiny  # keeps the gradient of the root finite
         return energy(out) - (projected**2).sum(1).clamp_min(tiny).sqrt()
-
-
-def _origin(z: Tensor, logits: Tensor) -> Tensor:
-    """Feature (D) at which all logits are 0; the linear layer is recovered by least squares."""
-    with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
-    layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
-    origin: Tensor = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
-    return origin
