@@ -48,14 +48,10 @@ class Output(NamedTuple):
 def as_output(answer: Any, rows: int | None = None) -> Output:
     """Return what a model returned as an Output.
 
-    Args:
-        answer: An Output; logits (N, C); a tuple or list whose first entry is logits and whose
-            second may be an auxiliary output (N, 1) or features (N, D); a mapping or an object with
-            an entry `logits`.
-        rows: The number of images that the model was given; None skips this check.
-
-    Raises:
-        BadInput: There are no logits with one row per image.
+    `answer` is an Output; logits (N, C); a tuple or list whose first entry is logits and whose
+    second may be an auxiliary output (N, 1) or features (N, D); a mapping or an object with an
+    entry `logits`. BadInput: there are no logits with one row per image, `rows` of them if it is
+    given.
     """
     out = answer if isinstance(answer, Output) else _output_of(answer)
     if torch.compiler.is_exporting():  # len() would fix the batch size of the exported graph

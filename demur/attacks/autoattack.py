@@ -296,18 +296,12 @@ def decision_attacks(ball: Ball, criterion: Criterion, seed: int) -> dict[str, A
 class AutoAttackEnsemble(Ensemble):
     """The attacks of an AutoAttack version in turn, each on the images without success so far.
 
-    Version "rand" departs from the authors' code, which stops at the first wrong prediction and so
-    returns images of which another pass is often right: it is a `MeanChain` of `EOTPGD` on the
-    cross-entropy and on `SuccessProbability`, untargeted and targeted. It makes about 1,900 passes
-    per image, theirs 4,000.
-
-    Args:
-        ball: Linf, L2 or L1.
-        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (Square
-            and attacks that read decisions only, for models without a gradient).
-        targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
-            most the number of classes minus one.
-        seed: The seed of all random numbers.
+    Version "black-box", for models without a gradient, is Square and the attacks that read
+    decisions only. Version "rand", for randomised models, departs from the authors' code, which
+    stops at the first wrong prediction and so returns images of which another pass is often right:
+    it is a `MeanChain` of `EOTPGD` on the cross-entropy and on `SuccessProbability`, untargeted and
+    targeted. It makes about 1,900 passes per image, theirs 4,000. Targeted attacks aim at `targets`
+    wrong classes, by decreasing logit.
     """
 
     ball: Ball
@@ -361,21 +355,14 @@ class AutoAttackEnsemble(Ensemble):
 class RejectAutoAttackEnsemble(Ensemble):
     """Attacks that look for wrong and accepted predictions; see `demur.RejectAutoAttack`.
 
-    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only
-    a wrong and accepted prediction is a success, and every other image is attacked.
+    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only a
+    wrong and accepted prediction is a success, and every other image is attacked. The rejector of
+    the criterion may be one score or a coupled pair.
 
-    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
-    "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
-    "rand", for randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on
-    `SuccessProbability`, untargeted and targeted. "black-box" is Square and the attacks that read
-    decisions only.
-
-    Args:
-        ball: Linf, L2 or L1.
-        criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast", "rand" or "black-box".
-        targets: The number of wrong classes for the targeted attacks.
-        seed: The seed of all random numbers.
+    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard"
+    adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
+    randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on `SuccessProbability`,
+    untargeted and targeted. "black-box" is Square and the attacks that read decisions only.
     """
 
     VERSION: ClassVar[int] = 2  # version 1 had other attacks in "fast"

@@ -33,12 +33,9 @@ class Ball(Spec, ABC):
     A ball provides what attacks need: random starts, the direction of steepest ascent, the
     projection and the norm. Images have shape N, C, H, W. Random starts depend on (seed, index,
     stream) only, where `index` (N) is the position of each image in its data set.
-
-    Args:
-        eps: The radius, in units of pixel values.
     """
 
-    eps: NonNegative
+    eps: NonNegative  # the radius, in units of pixel values
 
     @abstractmethod
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:

@@ -32,10 +32,7 @@ RELUS = (relu, torch.relu, torch.relu_)
 class FusedActivation(nn.Module):
     """ReLU(scale * (a + b) + shift) of maps N, C, H, W; a call returns a + b and the active maps.
 
-    Args:
-        scale: One factor for each channel; 1 without `keep_sum`.
-        shift: One summand for each channel.
-        keep_sum: Whether a + b is needed; else the call returns something undefined for it.
+    Without `keep_sum` the call returns something undefined for a + b, and the scale must be 1.
     """
 
     coefficients: Tensor

@@ -62,10 +62,7 @@ def choose_plan(
     sync_bn: bool,
     on_message: MessageCallback,
 ) -> EnginePlan:
-    """Return the plan of the named engine for a recipe on a device; `on_message` gets the reason.
-
-    Raises BadInput if there is no such engine.
-    """
+    """Return the plan of a named engine for a recipe on a device; `on_message` gets the reason."""
     synchronised = world.size > 1 and sync_bn
     engine = check_engine(name)
     prefers_plain = device.type == "cpu" and recipe.precision != "bf16"

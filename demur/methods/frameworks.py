@@ -97,15 +97,12 @@ def running_stats_frozen(net: nn.Module) -> Iterator[None]:
 
 
 class LabelledOutput(NamedTuple):
-    """Images (N, C, H, W), their labels (N) and the net's output for them.
-
-    `target` holds the target probabilities (N, K) of soft labels; None: the labels themselves.
-    """
+    """Images (N, C, H, W), their labels (N) and the net's output for them."""
 
     x: Tensor
     y: Tensor
     out: Output
-    target: Tensor | None = None
+    target: Tensor | None = None  # probabilities (N, K) of soft labels; None: the labels themselves
 
     def cross_entropy(self) -> Tensor:
         """Cross-entropy of each image with its target or label, N."""
@@ -115,14 +112,11 @@ class LabelledOutput(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-    """Outputs for the attacked images, and for the clean ones if a loss needs them.
-
-    `unperturbed` holds the attacked images before the attack. Only CCAT sets it: its clean images
-    are other images than its attacked ones.
-    """
+    """Outputs for the attacked images, and for the clean ones if a loss needs them."""
 
     attacked: LabelledOutput
     clean: LabelledOutput | None = None
+    # The attacked images before the attack, of CCAT, whose clean images are others.
     unperturbed: Tensor | None = None
 
     def with_target(self, target: Tensor) -> "BatchOutputs":

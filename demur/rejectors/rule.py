@@ -265,11 +265,8 @@ def check_features(out: Output) -> None:
 def correct_features(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     """Features (M, D) and labels (M) of the correctly classified images, in order.
 
-    A class without a correct prediction contributes all its images.
-
-    Raises:
-        TooFewImages: If a class has no image.
-        BadInput: If the output has no features.
+    A class without a correct prediction contributes all its images; one without an image raises
+    TooFewImages.
     """
     check_features(out)
     chosen = prediction(out) == y
