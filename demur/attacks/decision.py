@@ -296,10 +296,8 @@ class RayS(DecisionAttack):
     Args:
         ball: Linf; another ball raises BadInput.
         queries: The most forward passes of an image, over all restarts.
-        restarts: The searches from other starting points, which share the queries; there are
-            fewer where each would have less than 1000.
-        any_distance: Return the closest success even outside the ball. By default an image leaves
-            with its first success inside the ball, and is returned unchanged without one.
+        restarts: As of `HopSkipJump`.
+        any_distance: As of `HopSkipJump`.
         criterion: The success criterion, of which the attack sees only whether it holds.
         seed: The seed of all random numbers.
 
