@@ -184,11 +184,12 @@ class FittedScore(nn.Module, Score):
 
     def forward(self, out: Output) -> Tensor:
         """Score of each image, N; raises BadInput for an output without features."""
-        check_features(out)
-        return self.in_chunks(self.score_chunk, as_output(out))
+        return self.in_chunks(self.score_chunk, out)
 
     def in_chunks(self, score: Callable[[Output], Tensor], out: Output) -> Tensor:
         """Return a score of each image, N, in the dtype of the buffers."""
+        check_features(out)
+        out = as_output(out)
         out = Output(out.logits, out.feature.to(self.dtype), out.aux)
         with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
             if len(out.logits) <= CHUNK:
