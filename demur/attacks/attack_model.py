@@ -207,9 +207,11 @@ class CheckedModel(AttackModel):
         check_logits(out)
         return out
 
-    def gradient(self, objective: ObjectiveFunction, *tensors: Tensor) -> Gradient:
-        with _explained_failure(tensors[0], self.model, objective):
-            query = self._queried.gradient(objective, *tensors)
+    def gradient(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        with _explained_failure(x, self.model, objective):
+            query = self._queried.gradient(objective, x, y, *inputs)
         return _checked(query)
 
     def gradients(
