@@ -43,7 +43,7 @@ from demur.runs.run import (
 )
 from demur.spec import digest, show
 from demur.training.fast import FastSteps
-from demur.training.logs import Log, open_logs
+from demur.training.logs import Logs, MakeLog
 from demur.training.state import Tensors, TrainState
 from demur.training.step import PlainSteps
 
@@ -78,7 +78,7 @@ def train(
     engine: str = "auto",
     sync_bn: bool = False,
     on_message: MessageCallback = ignore,
-    logs: Sequence[str] = (),
+    logs: Sequence[str | MakeLog] = (),
 ) -> Run:
     """Train a recipe in a folder, or resume the training that an earlier call started there.
 
@@ -93,7 +93,7 @@ def train(
         engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
         sync_bn: compute batch-norm statistics over all processes.
         on_message: called with sentences about the data and the choice of the engine.
-        logs: more logs than metrics.jsonl: "csv", "tensorboard".
+        logs: "csv", "tensorboard", "mlflow", "wandb" or functions; see `demur.training.logs`.
 
     Returns:
         The finished run.
@@ -118,7 +118,7 @@ def train(
     check_trainable(recipe, splits, world.size)
     check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
-    open_logs(logs, folder)  # raises before anything is written
+    Logs(logs, folder)  # raises before anything is written
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.has_weights):
@@ -195,17 +195,17 @@ class Training:
             self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
-        self.logs: list[Log] = []
+        self.on_message, self.logs = on_message, Logs((), run.path)
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
 
-    def begin_files(self, listing: str | None, logs: Sequence[str]) -> None:
+    def begin_files(self, listing: str | None, logs: Sequence[str | MakeLog]) -> None:
         """Write which files are in which split, and open the logs; rank 0 does."""
         if not self.world.is_leader:
             return
         if listing is not None:
             write_text(self.run.path / LISTING, listing)
-        self.logs = open_logs(logs, self.run.path)
+        self.logs = Logs(logs, self.run.path, self.on_message)
 
     def train(self) -> None:
         """Train from the last saved epoch to the end and write the selected weights."""
@@ -229,8 +229,7 @@ class Training:
             final = self.recipe.strength(state.epoch) == 1
             state = state.after(robust if final else None, line)
             self._save(state)
-            for log in self.logs:
-                log(state.lines)
+            self.logs.write(state.lines)
             progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
@@ -238,6 +237,7 @@ class Training:
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
             write_checkpoint(self.run, state, self.best, last, self._metadata())
+        self.logs.close()
 
     def _resume(self) -> ResumeState:
         """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
