@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn, Self
 
 import torch
 from safetensors import SafetensorError
@@ -164,6 +164,27 @@ def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.digest()
+
+
+class PartOptions(NamedTuple):
+    """How to attack images that fit into memory."""
+
+    bs: int
+    state_path: str | Path | None = None
+    first: int = 0  # the position of the first image among all
+    sanity: bool = False
+    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
+
+
+class PartRun(NamedTuple):
+    """What the attacks on one part of the images share."""
+
+    model: CheckedModel
+    batch: AttackBatch
+    options: PartOptions
+    chain_state: ChainState
+    state: EnsembleState
+    seconds: dict[str, float]  # of each attack that ran
 
 
 class MemberProgress:
