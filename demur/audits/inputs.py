@@ -15,6 +15,7 @@ from demur.data import DATASETS, OwnImages
 from demur.data.sources import Source, open_source
 from demur.errors import BadInput, suggestion
 from demur.files.image_files import resize_pixels
+from demur.spec.importing import allow_import, is_import_path
 
 LabelledImages = tuple[Any, Any]  # images N, C, H, W and labels N, as arrays or tensors
 
@@ -35,6 +36,9 @@ def audit_images(
         raise BadInput(f"--size is {size}; give a side in pixels, at least 1")
     if not data.strip():
         raise BadInput("--data is empty; name an .npz file, a folder or a data set")
+    if is_import_path(data) and not Path(data).exists():
+        allow_import(data)
+        return _folder(data, n, size)
     if Path(data).is_dir():
         return _folder(data, n, size)
     if size is not None:
@@ -89,9 +93,11 @@ def _folder(
     goes class by class.
     """
     source = open_source(data)
-    classes = {
-        name: number for number, name in enumerate(sorted({e.label for e in source.entries}))
-    }
+    found = {e.label for e in source.entries}
+    ordered = source.names or sorted(found, key=lambda k: (int(k) if k.isdecimal() else -1, k))
+    classes = {name: number for number, name in enumerate(ordered)}
+    if all(name.isdecimal() for name in found):  # numbers are those of the model
+        classes = {name: int(name) for name in found}
     rows = {
         split: [i for i, entry in enumerate(source.entries) if entry.split == split]
         for split in ("test", "cal", None)
