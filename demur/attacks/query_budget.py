@@ -13,7 +13,7 @@ def cost(attack: Attack) -> float:
     """Return the gradient queries of each image at most; three forward passes count as one."""
     if len(attack.parts) == 1:  # a MultiTarget
         own = vars(attack)
-        return cost(attack.parts[0]) * (own.get("targets") or 1) * own.get("restarts", 1)
+        return cost(attack.parts[0]) * float((own.get("targets") or 1) * own.get("restarts", 1))
     margins = 2 if isinstance(attack, MaxMinMargin | OrthogonalAPGD) else 1  # of a single score
     return margins * attack.gradient_queries + attack.forward_queries / PASSES_PER_GRADIENT
 

@@ -80,7 +80,8 @@ def pixels_of_sample(image: Any) -> Pixels:
     array = np.asarray(image)
     if array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255:
         array = array.astype(np.uint8)  # a table may hold larger integers
-    return as_bytes(array[None], "it")[0]
+    pixels: Pixels = as_bytes(array[None], "it")[0]
+    return pixels
 
 
 def label_of_sample(label: Any) -> int | str:

@@ -81,7 +81,7 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, set | frozenset):  # in another order in every process
         return sorted(repr(_described(part, seen)) for part in value)
     named = value if isinstance(value, FunctionType | type) else type(value)
-    parts = [
+    parts: list[Any] = [
         named.__module__,
         named.__qualname__,
         source_digest(named) if is_foreign(named) else "",
