@@ -261,7 +261,7 @@ GOLDEN: dict[str, str] = {
     "max-min-margin": "eaa4b3e3",
     "orthogonal-apgd": "4a510a1c",
     "pgd": "fc71db6d",
-    "reject-autoattack": "a1d78131",
+    "reject-autoattack": "031b0bc7",
     "force-rejection": "04132b4c",
     "cw": "b749a657",
     "cw-linf": "b700accc",

@@ -4,7 +4,10 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +230,58 @@ def test_the_fingerprint_sees_wrappers_settings_hooks_and_weights(own_source: Lo
         next(net.parameters()).add_(1e-3)
     found.append(fingerprint(net))
     assert len(set(found)) == 5
+
+
+class Slots:
+    __slots__ = ("by",)
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.by * x
+
+
+class Holding(nn.Module):
+    """A wrapper with something inside."""
+
+    def __init__(self, inside: object) -> None:
+        super().__init__()
+        self.inside = inside
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: x + 1, lambda x: x + 2),
+        (partial(torch.add, alpha=1), partial(torch.add, alpha=2)),
+        (Slots(1.0), Slots(2.0)),
+        (np.ones(3), np.zeros(3)),
+        (np.float64(1), np.float64(2)),
+        (torch.sin, torch.cos),
+        ({"a": (1, lambda: 3)}, {"a": (1, lambda: 4)}),
+        (Holding(Holding(1)), Holding(1)),  # wrapped twice
+        (slice(1), slice(2)),
+    ],
+)
+def test_the_fingerprint_sees_what_a_wrapper_holds(one: object, other: object) -> None:
+    assert fingerprint(Holding(one)) != fingerprint(Holding(other))
+    assert fingerprint(Holding(one)) == fingerprint(Holding(deepcopy(one)))
+
+
+def test_the_key_of_a_score_covers_parameters_helpers_and_the_name_of_the_module(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / f"{module}.py"
+    helper = "\n\ndef helper(x):\n    return x + 1\n"
+    source.write_text(MODULE + helper)
+    own = import_module(module).Own
+    keys = {score_key(own()), score_key(own(steps=4)), score_key(own(radius=0.06))}
+    source.write_text(MODULE + helper.replace("+ 1", "+ 2"))  # nothing else changed
+    keys.add(score_key(own()))
+    (tmp_path / f"{module}_renamed.py").write_text(MODULE + helper)
+    keys.add(score_key(import_module(f"{module}_renamed").Own()))
+    assert len(keys) == 5
 
 
 def test_a_record_of_another_source_is_not_reused(

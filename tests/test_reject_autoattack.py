@@ -298,7 +298,8 @@ class TestEnsembles:
         standard = RejectAutoAttackEnsemble(Linf(0.15), rule).members()
         fast = RejectAutoAttackEnsemble(Linf(0.15), rule, version="fast").members()
         assert list(fast.items()) == list(standard.items())[: len(fast)]
-        assert list(standard)[len(fast) :] == ["orthogonal", "closest", "balanced-t", "square"]
+        assert list(fast) == ["product", "balanced", "product-t"]
+        assert list(standard)[len(fast) :] == ["closest", "orthogonal", "balanced-t", "square"]
 
     def test_is_stronger_than_its_members_and_returns_the_best_ranked_example(
         self, tiny_net: RejectingNet, test_images: Images

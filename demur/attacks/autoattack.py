@@ -36,6 +36,7 @@ from demur.attacks.objectives.classification import (
     wrong_classes,
 )
 from demur.attacks.objectives.rejector import MarginProduct, MinMargin, RejectionObjective
+from demur.attacks.query_budget import within
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
 from demur.noise import Stream
@@ -61,7 +62,8 @@ MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "hopskipju
 L1_RESTARTS, L1_TARGETS = 5, 5  # of Auto-PGD in version="standard" for the L1 ball
 RejectVersion = Literal["standard", "fast", "rand", "black-box"]
 T = TypeVar("T", bound=str)
-FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
+FAST = ("product", "balanced", "product-t")  # these find nearly all accepted errors
+STANDARD = (*FAST, "closest", "orthogonal", "balanced-t", "square")
 
 
 def check_version(what: str, name: str, known: Sequence[T]) -> T:
@@ -363,42 +365,61 @@ class RejectAutoAttackEnsemble(Ensemble):
     adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
     randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on `SuccessProbability`,
     untargeted and targeted. "black-box" is Square and the attacks that read decisions only.
+
+    `attacks_to_run` names attacks to run instead, in this order, of any version. `most_queries`
+    is the most gradient queries per image; three forward passes count as one. An attack that does
+    not fit has fewer targets or passes, or is left out.
     """
 
-    VERSION: ClassVar[int] = 2  # version 1 had other attacks in "fast"
+    VERSION: ClassVar[int] = 3  # version 2 had another order and more restarts
 
     ball: Ball
     criterion: AcceptedError
     version: RejectVersion = "standard"
     targets: PositiveInt = 9
     seed: NonNegativeInt = 0
+    attacks_to_run: tuple[str, ...] = ()
+    most_queries: PositiveInt | None = None
 
     def chain(self) -> Chain:
-        if self.version == "rand":
-            return rand_chain(self.ball, self.criterion, self.seed)
         members = tuple(self.members().values())
+        if self.version == "rand":
+            return MeanChain(members, self.criterion)
         return Chain(members, criterion=self.criterion, rank_by=MinMargin(self.criterion))
 
     def members(self) -> dict[str, Attack]:
+        known, names = self._known(), self.attacks_to_run
+        if not names and self.version != "rand":
+            blind = "square", *decision_attacks(self.ball, self.criterion, self.seed)
+            names = {"fast": FAST, "black-box": blind, "standard": STANDARD}[self.version]
+        for name in names or known:
+            if name not in known:
+                raise BadInput(
+                    f"RejectAutoAttack has no attack {name!r}; {suggestion(name, known)}"
+                )
+        return within({name: known[name] for name in names or known}, self.most_queries)
+
+    def _known(self) -> dict[str, Attack]:
+        """Return the attacks by name: those of "rand", or of all other versions."""
         if self.version == "rand":
-            return super().members()
+            chain = rand_chain(self.ball, self.criterion, self.seed)
+            return dict(zip(RAND, chain.attacks, strict=True))
         criterion, ball, seed = self.criterion, self.ball, self.seed
         margin = MinMargin(criterion)
         product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
-        square = Square(ball, objective=margin, criterion=criterion, seed=seed)
-        if self.version == "black-box":
-            return {"square": square, **decision_attacks(ball, criterion, seed)}
         balanced = MaxMinMargin(ball, criterion, steps=50, restarts=2, seed=seed)
-        members: dict[str, Attack] = {
+        return {
             "product": product,
-            "product-t": self._multi_target(replace(product, restarts=2)),
             "balanced": balanced,
-            "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=criterion, seed=seed),
+            "product-t": self._multi_target(product),
             "closest": FAB(ball, objective=margin, criterion=criterion, seed=seed),
-            "balanced-t": self._multi_target(balanced),
-            "square": square,
+            "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=criterion, seed=seed),
+            "balanced-t": replace(
+                self._multi_target(replace(balanced, restarts=1)), targets=min(3, self.targets)
+            ),
+            "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
+            **decision_attacks(ball, criterion, seed),
         }
-        return members if self.version == "standard" else {name: members[name] for name in FAST}
 
     def _multi_target(self, attack: Attack) -> MultiTarget:
         margin = MinMargin(self.criterion)

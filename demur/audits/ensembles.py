@@ -37,6 +37,7 @@ from demur.attacks.autoattack import (
 )
 from demur.attacks.balls import ball_by_name
 from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
+from demur.attacks.query_budget import cost
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -319,7 +320,11 @@ class EnsembleEvaluation:
                 part.state.save(chain_state)
         part.state.save(chain_state, at_once=True)
         part.seconds[name] = perf_counter() - started
-        self._log(f"after {name}: {self._summary(chain_state)} ({part.seconds[name]:.1f} s)")
+        spent, work = part.seconds[name], cost(chain.attacks[member]) * len(remaining)
+        later = sum(map(cost, self.chain.attacks[member + 1 :]))
+        later *= len(chain_state.remaining(member + 1))
+        left = f"; at most about {spent * later / work:.0f} s left" if later and work else ""
+        self._log(f"after {name}: {self._summary(chain_state)} ({spent:.1f} s{left})")
         return []
 
     def _summary(self, chain_state: ChainState) -> str:
@@ -432,6 +437,10 @@ class RejectAutoAttack(EnsembleEvaluation):
             itself confirms every success. "plain" queries the model itself.
         surrogate: A net whose gradients lead one more attack on the model; None trains a student
             where gradients may be masked.
+        attacks_to_run: Names of the only attacks to run: product, balanced, product-t, closest,
+            orthogonal, balanced-t, square, hopskipjump, rays.
+        most_queries: The most gradient queries per image, for slow models: later attacks get fewer
+            targets or passes, or none.
 
     Example:
         >>> import torch
@@ -454,6 +463,8 @@ class RejectAutoAttack(EnsembleEvaluation):
         device: str | torch.device | None = None,
         engine: str = "auto",
         surrogate: Model | None = None,
+        attacks_to_run: Sequence[str] = (),
+        most_queries: int | None = None,
     ) -> None:
         chosen: RejectVersion = check_version("RejectAutoAttack", version, get_args(RejectVersion))
         if not isinstance(getattr(criterion, "threshold", None), float):
@@ -461,9 +472,17 @@ class RejectAutoAttack(EnsembleEvaluation):
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
             )
         criterion, model = on_outputs(criterion, as_model(model))
+        asked = [attacks_to_run] if isinstance(attacks_to_run, str) else attacks_to_run
         spec = attacks.RejectAutoAttackEnsemble(
-            ball_by_name(norm, eps), criterion, version=chosen, seed=seed
-        )
-        chain, names = spec.chain(), list(spec.members())
-        on_masking = OnMasking(chain, version, seed, surrogate)
+            ball_by_name(norm, eps), criterion, version=chosen, seed=seed,
+            attacks_to_run=tuple(asked), most_queries=most_queries,
+        )  # fmt: skip
+        chain, names, self.part = spec.chain(), list(spec.members()), ""
+        if asked or most_queries:
+            self.part = f" ({', '.join(names)} alone)"
+        on_masking = OnMasking(chain, self.part or version, seed, surrogate)
         super().__init__(model, chain, names, verbose, device, engine, on_masking)
+
+    @property
+    def title(self) -> str:
+        return f"RejectAutoAttack{self.part}"

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
 from demur.attacks.criteria import Criterion, Rejected, RuleCriterion
+from demur.data.samples import class_names, is_dataset, label_of_sample, pixels_of_sample, samples
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
-from demur.images import pixels_of
+from demur.images import check_batch, pixels_of
 from demur.output import as_output, prediction
 
 PART_BYTES = 2**28  # of the images of a part, in fp32
@@ -30,6 +31,8 @@ def image_parts(x: Any, y: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
             batches (images, labels) such as a DataLoader, which must keep its order.
         y: Labels: a tensor or an array; None if x yields them.
     """
+    if is_dataset(x) and y is None:
+        x = _batches(x)
     if isinstance(x, Tensor | np.ndarray):
         if y is None:
             raise BadInput("labels are missing; give evaluate(x, y)")
@@ -52,6 +55,23 @@ def image_parts(x: Any, y: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     yield from _joined(x)
 
 
+def _batches(dataset: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the samples of a data set as batches of one; a word is a class that it names."""
+    names = class_names(dataset)
+
+    def as_tensors(image: Any, label: Any) -> tuple[Tensor, Tensor]:
+        number = label_of_sample(label)
+        if isinstance(number, str) and number not in names:
+            raise BadInput(f"its label is {number!r}; give the number of the class")
+        floats = isinstance(image, Tensor) and image.is_floating_point()
+        pixels = image if floats else torch.tensor(pixels_of_sample(image)).permute(2, 0, 1)
+        x, y = as_batch(pixels[None], [names.index(number) if isinstance(number, str) else number])
+        check_batch(x, y)
+        return x, y
+
+    return samples(dataset, type(dataset).__name__, as_tensors)
+
+
 def _joined(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches joined to parts of at most PART_BYTES, or single batches above it."""
     waiting, size = list[tuple[Tensor, Tensor]](), 0
@@ -72,6 +92,8 @@ def _joined(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         size += 4 * x.numel()
     if not waiting:
         raise BadInput("there are no images; give at least one batch")
+    if len(shapes := sorted({tuple(x.shape[1:]) for x, _ in waiting})) > 1:
+        raise BadInput(f"the images have several shapes, {shapes[0]} and {shapes[-1]}; resize them")
     yield as_batch(*map(torch.cat, zip(*waiting, strict=True)))
 
 

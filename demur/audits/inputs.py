@@ -15,6 +15,7 @@ from demur.data import DATASETS, OwnImages
 from demur.data.sources import Source, open_source
 from demur.errors import BadInput, suggestion
 from demur.files.image_files import resize_pixels
+from demur.spec.importing import allow_import, is_import_path
 
 LabelledImages = tuple[Any, Any]  # images N, C, H, W and labels N, as arrays or tensors
 
@@ -33,6 +34,9 @@ def audit_images(
         raise BadInput(f"--size is {size}; give a side in pixels, at least 1")
     if not data.strip():
         raise BadInput("--data is empty; name an .npz file, a folder or a data set")
+    if is_import_path(data) and not Path(data).exists():
+        allow_import(data)
+        return _folder(data, n, size)
     if Path(data).is_dir():
         return _folder(data, n, size)
     if size is not None:
@@ -82,8 +86,10 @@ def _folder(
 ) -> tuple[LabelledImages, LabelledImages | None]:
     """Return the images of a folder, n drawn evenly over the classes; with splits test and cal."""
     source = open_source(data)
-    names = sorted({entry.label for entry in source.entries})
-    classes = {name: number for number, name in enumerate(names)}
+    found = {entry.label for entry in source.entries}
+    classes = {name: number for number, name in enumerate(source.names or sorted(found))}
+    if all(name.isdecimal() for name in found):  # numbers are those of the model
+        classes = {name: int(name) for name in found}
     splits = [entry.split for entry in source.entries]
     rows = {
         at: [i for i, split in enumerate(splits) if split == at] for at in ("test", "cal", None)

@@ -24,7 +24,7 @@ ImageData = Annotated[
     str | None,
     typer.Option(
         help="An .npz file with x and y, a folder with one folder per class in the order of their "
-        "names, or a data set: digits, cifar10, cifar100.",
+        "names, MODULE:NAME of a torch Dataset, or a data set: digits, cifar10, cifar100.",
         show_default="the data set of a run",
     ),
 ]

@@ -30,7 +30,7 @@ def train(
     sync_bn: Annotated[
         bool, option("Under torchrun: synchronise batch norm over all processes.")
     ] = False,
-    log: Annotated[str, option("More logs in the run folder: csv,tensorboard.")] = "",
+    log: Annotated[str, option("More logs: csv, tensorboard, mlflow, wandb or MODULE:NAME.")] = "",
     verify: Verify = False,
 ) -> None:
     """Train a recipe; resumes where it was stopped. Runs data-parallel under torchrun.
@@ -41,11 +41,15 @@ def train(
     """
     from demur.recipes import recipe as recipe_named
     from demur.runs import run_folder
+    from demur.spec.importing import allow_import, is_import_path
 
     where = Path(data) if data else None
     resolved = with_data(recipe_named(recipe, changes or []), where, verify)
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    train_run(resolved, folder, device, where, engine, sync_bn, split_names(log))
+    logs = split_names(log)
+    for one in filter(is_import_path, logs):
+        allow_import(one)
+    train_run(resolved, folder, device, where, engine, sync_bn, logs)
 
 
 def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False) -> "Recipe":

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -20,10 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
-from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
+from demur.data.samples import (
+    as_bytes,
+    class_names,
+    decoded,
+    is_dataset,
+    samples,
+)
+from demur.errors import BadInput, bad_input, blamed, first_line, import_optional, shorten
 from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
 from demur.files.image_files import MAX_FILE, Pixels, decode_image
 from demur.files.output_paths import SUFFIXES
+from demur.spec.importing import import_object, is_import_path
 
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "fit", "training": "fit", "fit": "fit",
@@ -37,7 +46,7 @@ MAX_CSV = 256 * MEGABYTE
 MAX_ARRAYS = 32 * 1024 * MEGABYTE  # bytes that an npz may unpack to
 LAYOUTS = (
     "a folder with one folder per class, a .csv with the columns path and label, an .npz with x "
-    "and y, or hub:NAME"
+    "and y, hub:NAME, or MODULE:NAME of a torch Dataset"
 )
 
 
@@ -54,6 +63,7 @@ class Source(ABC):
     """Labelled images that can be listed before they are read."""
 
     entries: list[Entry]
+    names: tuple[str, ...] = ()  # of the classes in the order of their numbers, if it is known
     ignored: int = 0  # files that are no images by their name
 
     @abstractmethod
@@ -77,6 +87,8 @@ def open_source(path: str) -> Source:
     place = Path(path)
     if path.startswith(HUB):
         return HubSource(path.removeprefix(HUB))
+    if is_import_path(path) and not place.exists():
+        return DatasetSource(path)
     if place.is_dir():
         is_hub = any(next(place.glob(pattern), None) for pattern in HUB_FILES)
         return HubSource(path) if is_hub else FolderSource(place)
@@ -90,6 +102,13 @@ def open_source(path: str) -> Source:
     if place.suffix.lower() == ".npz":
         return ArraySource(place)
     raise BadInput(f"{shorten(path)} is not a set of images; give {LAYOUTS}")
+
+
+def split_by_word(word: str, where: str) -> SplitName:
+    """Split that a word such as train or validation means; raise BadInput for another word."""
+    if word.lower() not in SPLIT_WORDS:
+        raise BadInput(f"{where} has the split {shorten(word)!r}; use train, val, cal or test")
+    return SPLIT_WORDS[word.lower()]
 
 
 def file_stamp(path: Path) -> str:
@@ -161,12 +180,7 @@ class CsvSource(FileSource):
             name, label, word = row["path"], row["label"], row.get("split")
             if not name or not label or "\0" in name:
                 raise BadInput(f"{file} has no path or no label in line {number}; complete it")
-            if word and word.lower() not in SPLIT_WORDS:
-                raise BadInput(
-                    f"line {number} of {file} has the split {shorten(word)!r}; use train, val, cal "
-                    "or test"
-                )
-            split = SPLIT_WORDS[word.lower()] if word else None
+            split = split_by_word(word, f"line {number} of {file}") if word else None
             self.paths.append(file.parent / name)
             self.entries.append(Entry(name, label, split, file_stamp(self.paths[-1])))
 
@@ -181,7 +195,7 @@ class ArraySource(Source):
         self.blocks: list[NDArray[np.uint8]] = []
         self.rows: list[tuple[int, int]] = []
         for split, x, y in _array_pairs(arrays, file):
-            block = _as_bytes(x, file)
+            block = as_bytes(x, file)
             labels = np.asarray(y).reshape(-1)
             if len(labels) != len(block) or labels.dtype.kind not in "iuUS":
                 raise BadInput(f"{file} needs one label per image, a whole number or a word")
@@ -225,6 +239,7 @@ class HubSource(Source):
         if not images or not classes:
             raise BadInput(f"{self.name} needs a column of images and a column label")
         column = features[classes[0]]
+        self.names = self.names or tuple(getattr(column, "names", ()))
         for row, value in enumerate(table[classes[0]]):
             label = column.int2str(value) if hasattr(column, "int2str") else str(value)
             stamp = f"{table._fingerprint} {row}"
@@ -237,6 +252,41 @@ class HubSource(Source):
         if found.get("bytes"):
             return bytes(found["bytes"])
         return read_regular_file(Path(found["path"]), MAX_FILE, "check the data set")
+
+
+class DatasetSource(Source):
+    """What module:name is or returns: a torch `Dataset`, a table, or a mapping of splits to these.
+
+    All samples are read at once, so that data sets of which one can only iterate are read too.
+    """
+
+    def __init__(self, path: str) -> None:
+        found = import_object(path)
+        if not isinstance(found, Mapping) and not is_dataset(found) and callable(found):
+            try:
+                found = found()
+            except Exception as error:
+                raise BadInput(blamed(error, path)) from error
+        self.entries, self.held = [], list[Pixels]()
+        for word, one in (found if isinstance(found, Mapping) else {"": found}).items():
+            if not is_dataset(one):
+                raise BadInput(f"{path} is no torch Dataset but {type(one).__name__}; return one")
+            self.names = self.names or class_names(one)
+            self._add(f"{path}[{word!r}]" if word else path, one, word)
+
+    def _add(self, name: str, dataset: Any, word: str) -> None:
+        split, names = split_by_word(word, name) if word else None, class_names(dataset)
+        for i, (pixels, label) in enumerate(samples(dataset, name, decoded)):
+            known = isinstance(label, int) and 0 <= label < len(names)
+            text, digest = names[label] if known else str(label), hashlib.sha256(pixels).hexdigest()
+            self.entries.append(Entry(f"{word or 'x'}[{i}]", text, split, digest))
+            self.held.append(pixels)
+
+    def content(self, i: int) -> bytes:
+        return self.held[i].tobytes()
+
+    def decode(self, i: int, content: bytes) -> Pixels:
+        return np.repeat(self.held[i], 3 // self.held[i].shape[2], axis=2)
 
 
 def _load_hub(name: str) -> dict[str, Any]:
@@ -299,17 +349,3 @@ def _array_pairs(
     if "fit" not in found:
         raise BadInput(f"{file} needs the arrays x and y, or x_train, y_train, x_test and y_test")
     return list(found.values())
-
-
-def _as_bytes(x: NDArray[Any], file: Path) -> NDArray[np.uint8]:
-    """Images as uint8 N, H, W, C with one or three channels."""
-    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3):
-        x = np.moveaxis(x, 1, 3)
-    x = x[..., None] if x.ndim == 3 else x
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:
-        raise BadInput(f"{file} needs images of shape N, H, W or N, H, W, 3, not {x.shape}")
-    if x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1:
-        x = np.rint(x * 255).astype(np.uint8)
-    if x.dtype != np.uint8:
-        raise BadInput(f"{file} needs uint8 pixels or floats in [0, 1], not {x.dtype}")
-    return np.ascontiguousarray(x)

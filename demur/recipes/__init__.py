@@ -242,6 +242,9 @@ def _own_images(text: str) -> OwnImages | None:
     if re.fullmatch(r"\w+\(.*\)", text, re.DOTALL) or find_name(text, VOCABULARY):
         return None
     if not text.startswith(HUB) and not Path(text).exists():
+        if is_import_path(text):
+            allow_import(text)  # typed by the user, as in net=
+            return OwnImages(text)
         raise BadInput(
             f"data={shorten(text)} is no data set of demur list data, and no such folder or file "
             f"exists; give {LAYOUTS}"

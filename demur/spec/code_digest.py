@@ -81,7 +81,7 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, set | frozenset):  # in another order in every process
         return sorted(repr(_described(part, seen)) for part in value)
     named = value if isinstance(value, FunctionType | type) else type(value)
-    parts = [
+    parts: list[Any] = [
         named.__module__,
         named.__qualname__,
         source_digest(named) if is_foreign(named) else "",
@@ -89,6 +89,8 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts.append(_described([cells, value.__defaults__, value.__kwdefaults__], seen))
+        if value.__name__ == "<lambda>":  # another one in the same file has the same name
+            parts.append(_code(value.__code__))
     elif not isinstance(value, type):
         parts.append(_described(_settings(value), seen))
     return parts
@@ -97,6 +99,10 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
 def _settings(value: Any) -> dict[str, Any]:
     """The attributes of an object that decide what it computes; not the caches of our layers."""
     own = dict(getattr(value, "__dict__", {}))
+    if not own:  # slots, a partial function, a NumPy array, a function written in C
+        with suppress(Exception):  # what cannot be pickled has no more to say
+            state = value.__reduce_ex__(4)
+            own = {"state": state if isinstance(state, str) else state[1:3]}
     if not is_foreign(type(value)):
         own = {k: part for k, part in own.items() if not k.startswith("_") or k in HOOKS}
     if not isinstance(value, nn.Module):

@@ -362,7 +362,10 @@ def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     """`text` read for a field of this type, so that a word needs no quotes."""
     choices = [a for k in (kind, *get_args(kind)) if get_origin(k) is Literal for a in get_args(k)]
     word = text.strip("'\"")
-    if word in choices or kind is str or (str in get_args(kind) and word != "None"):
+    words = get_origin(kind) is tuple and str in get_args(kind)
+    if words and not text.startswith("("):
+        return (word,)
+    if word in choices or kind is str or (str in get_args(kind) and not words and word != "None"):
         return word
     if choices:
         raise BadInput(f"{key} must be {describe_type(kind)}, not {shorten(text)!r}")

@@ -43,7 +43,7 @@ from demur.runs.run import (
 )
 from demur.spec import digest, show
 from demur.training.fast import FastSteps
-from demur.training.logs import Log, open_logs
+from demur.training.logs import Logs, MakeLog
 from demur.training.state import Tensors, TrainState
 from demur.training.step import PlainSteps
 
@@ -78,7 +78,7 @@ def train(
     engine: str = "auto",
     sync_bn: bool = False,
     on_message: MessageCallback = ignore,
-    logs: Sequence[str] = (),
+    logs: Sequence[str | MakeLog] = (),
 ) -> Run:
     """Train a recipe in a folder, or resume the training that an earlier call started there.
 
@@ -93,7 +93,7 @@ def train(
         engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
         sync_bn: compute batch-norm statistics over all processes.
         on_message: called with sentences about the data and the choice of the engine.
-        logs: more logs than metrics.jsonl: "csv", "tensorboard".
+        logs: "csv", "tensorboard", "mlflow", "wandb" or functions; see `demur.training.logs`.
 
     Returns:
         The finished run.
@@ -118,7 +118,7 @@ def train(
     check_trainable(recipe, splits, world.size)
     check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
-    opened = open_logs(logs, folder)  # raises before anything is written
+    opened = Logs(logs, folder, on_message)  # raises before anything is written
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.has_weights):
@@ -171,10 +171,10 @@ class Training:
 
     def __init__(
         self, recipe: Recipe, run: Run, splits: Splits, device: torch.device, plan: EnginePlan,
-        on_progress: ProgressCallback, on_message: MessageCallback, logs: Sequence[Log] = (),
+        on_progress: ProgressCallback, on_message: MessageCallback, logs: Logs | None = None,
     ) -> None:  # fmt: skip
         self.recipe, self.run, self.plan = recipe, run, plan
-        self.on_progress, self.logs = on_progress, logs
+        self.on_progress, self.logs = on_progress, logs or Logs((), run.path)
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
@@ -219,6 +219,7 @@ class Training:
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
             write_checkpoint(self.run, state, self.best, last, self._metadata())
+        self.logs.close()
 
     def _resume(self) -> ResumeState:
         """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
@@ -255,8 +256,7 @@ class Training:
             save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
             self.saved_epoch, end = state.epoch, time.monotonic()
             self.next_save = end + (end - start) / SAVE_TIME_SHARE
-        for log in self.logs:
-            log(state.lines)
+        self.logs.write(state.lines)
 
     def _validate(self) -> tuple[float | None, float | None]:
         if self.selection_images is None:
