@@ -25,13 +25,13 @@ from tests.own_images import write_folder
 INPUTS = {
     "attack", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
-    "adapter", "allow_host", "key", "read_from", "rejector", "require_signature", "scale", "sign",
-    "split", "sweep", "token", "under", "version",
+    "adapter", "against", "allow_host", "attacks", "form", "key", "read_from", "rejector",
+    "require_signature", "scale", "sign", "split", "sweep", "token", "under", "version",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],
     "audit": ["my_nets:plain", "--data", "photos"], "report": ["run"],
-    "export": ["run"], "predict": ["guard", "im.png"], "archive": ["run"],
+    "export": ["run"], "export --archive": ["run"], "predict": ["guard", "im.png"],
     "paper table": ["2", "--scale", "smoke"], "paper figure": ["tau", "--scale", "smoke"],
     "paper study recipes": ["methods-digits"], "paper study theory": ["run"],
 }  # fmt: skip

@@ -11,10 +11,10 @@ import torch
 
 from demur.errors import Diverged
 from demur.evaluate import RecordOptions
+from demur.files.tables import escape
 from demur.paper import cells
 from demur.paper.cells import needs
 from demur.paper.figures import FIGURES, figure_needs
-from demur.paper.pages import escape
 from demur.paper.paper_runs import Job, Need, RunSource, compute, nets_of
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
 from demur.paper.scales import SCALES, SmokeScale, find_field

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from demur.cli.interrupt import INTERRUPTED, ctrl_c
 from demur.errors import BadInput, lack, visible
+from demur.files.tables import check_format
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
@@ -29,8 +30,8 @@ RESUMABLE = (
 PANELS = {  # of the help: titles and commands in the order of use
     "Train": ("demo", "list", "data", "train", "retrofit"),
     "Attack": ("attack", "audit"),
-    "Judge": ("score", "report", "explore", "verify"),
-    "Ship": ("calibrate", "export", "predict", "serve", "archive"),
+    "Judge": ("score", "compare", "report", "verify"),
+    "Ship": ("calibrate", "export", "predict", "serve"),
     "Paper": ("paper",),
 }
 PANEL_OF = {name: title for title, names in PANELS.items() for name in names}
@@ -42,19 +43,24 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
+    "explore": "report --live",
+    "archive": "export --archive",
 }
+
+
+MODES = ("export --archive", "report --live")  # commands of their own, with other options
 
 
 class OrderedGroup(TyperGroup):
     """The commands in panels, in the order of use; an old spelling is answered by the new one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=COMMANDS.index)
+        return sorted(set(super().list_commands(ctx)) - {*MODES}, key=COMMANDS.index)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found: Any = super().get_command(ctx, cmd_name)
         if found is not None:
-            found.rich_help_panel = PANEL_OF[cmd_name]
+            found.rich_help_panel = PANEL_OF[cmd_name.partition(" ")[0]]
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -64,6 +70,10 @@ class OrderedGroup(TyperGroup):
             rest = ("--from" if word == "--kept" else word for word in args[1:])
             words = shlex.join(["demur", *MOVED[args[0]].split(), *rest])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
+        for mode in MODES:
+            name, flag = mode.split()
+            if args[0] == name and flag in args:
+                args = [mode, *(word for word in args[1:] if word != flag)]
         return super().resolve_command(ctx, args)
 
 
@@ -94,6 +104,12 @@ Verify = Annotated[
 ]
 FirstN = Annotated[
     int | None, typer.Option("--n", help="Use the first N images only.", show_default="all")
+]
+TableFormat = Annotated[
+    str,
+    typer.Option(
+        "--format", callback=check_format, help="Of tables: text, markdown, latex, csv or json."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -219,7 +235,7 @@ def stop_message(words: list[str]) -> str:
 
     `words` are the words after `demur` on the command line.
     """
-    if words[:1] == ["explore"]:  # Ctrl-C is how it ends
+    if words[:1] == ["report"] and "--live" in words:  # Ctrl-C is how it ends
         return "stopped"
     again = shlex.join(["demur", *words])
     if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun

@@ -1,8 +1,8 @@
-"""demur attack, demur score and demur archive."""
+"""demur attack, demur score and demur export --archive."""
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,13 @@ from demur.cli.app import (
     Device,
     Engine,
     FirstN,
+    TableFormat,
     Verify,
     app,
+    check_finite,
     rejectors_option,
     split_names,
+    unset,
 )
 from demur.errors import BadInput, suggestion
 from demur.files.output_paths import output_folder
@@ -27,7 +30,7 @@ from demur.files.output_paths import output_folder
 if TYPE_CHECKING:
     from demur.attacks import Attack
     from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
-    from demur.evaluate.accepted_errors import ScoredWorstCase
+    from demur.evaluate.accepted_errors import ScoredWorstCase, WorstCaseRow
     from demur.evaluate.certificates import IssuedCertificate, Retest
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
@@ -45,6 +48,21 @@ THRESHOLDS_FROM_CAL = (
 SignKey = Annotated[
     str | None,
     typer.Option(help="Sign with this private key (PEM).", show_default="unsigned"),
+]
+AllSettings = Annotated[
+    bool, typer.Option("--sweep", help="KD, LID and GDA at all settings of the paper.")
+]
+AllRejectors = Annotated[
+    bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
+]
+OracleProbes = Annotated[
+    bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
+]
+AtCoverage = Annotated[
+    float | None, unset("Also the selective risk at this coverage.", callback=check_finite)
+]
+AtRisk = Annotated[
+    float | None, unset("Also the coverage at this selective risk.", callback=check_finite)
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
@@ -170,8 +188,8 @@ def attack_and_report(
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(loaded, label, attack, options, bar.on_progress)
     on_message(
-        f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
-        f"record {record.digest[:12]}"
+        f"{loaded.run.name}, {label}: {percent(record.correct.mean())}% of {len(record.y)} images "
+        f"correct; record {record.digest[:12]}"
     )
     if isinstance(attack, Clean):
         warn_at_chance(loaded, record)
@@ -194,16 +212,13 @@ def score(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     split: Annotated[str, typer.Option(help="test; or val, to select a rejector.")] = "test",
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="KD, LID and GDA at all settings of the paper.")
-    ] = False,
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
-    ] = False,
-    oracle_probes: Annotated[
-        bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
-    ] = False,
+    sweep: AllSettings = False,
+    show_all: AllRejectors = False,
+    oracle_probes: OracleProbes = False,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
+    coverage: AtCoverage = None,
+    risk: AtRisk = None,
+    form: TableFormat = "text",
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -228,28 +243,31 @@ def score(
     recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
     rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
-    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
+    asked = {"coverage": coverage, "risk": risk}
+    levels = {name: level for name, level in asked.items() if level is not None}
+    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes, levels)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
     records = [*(one.record for one in scored), *(one.record for one in worst)]
     certificates = retests(loaded, evaluation.scores, records)
     sanity = terminal.Sanity.of(run_checks(records, evaluation), loaded.run, records)
-    if as_json:
-        entries = _as_json(scored, protocols, certificates) | sanity.to_json()
-        entries["worst_case"] = [entry.row.to_json() for entry in worst]
+    worst_rows = [entry.row for entry in worst]
+    if as_json or form == "json":
+        entries = _as_json(scored, protocols, certificates, worst_rows) | sanity.to_json()
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, [*main_rejectors(loaded), *named]
     if not (show_all or sweep or oracle_probes):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
-    terminal.show_scores(main, protocols)
-    terminal.show_worst_cases([entry.row for entry in worst])
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
-    if hidden:
-        typer.echo(f"{hidden} more lines of other rejectors: add --all")
-    terminal.show_oracle_probes(scored)
-    show_retests(certificates)
-    terminal.show_sanity(sanity)
+    with terminal.tables_as(form):
+        terminal.show_scores(main, protocols, levels)
+        terminal.show_worst_cases(worst_rows)
+        if hidden:
+            terminal.terminal().print(f"{hidden} more lines of other rejectors: add --all")
+        terminal.show_oracle_probes(scored)
+        show_retests(certificates)
+        terminal.show_sanity(sanity)
 
 
 def main_rejectors(loaded: "LoadedRun") -> list[str]:
@@ -261,6 +279,7 @@ def _as_json(
     scored: list["ScoredRecord"],
     protocols: tuple["Protocol", ...],
     certificates: list[tuple["IssuedCertificate", list["Retest"]]],
+    worst: list["WorstCaseRow"],
 ) -> dict[str, Any]:
     """Return scores and certificates as JSON values."""
     return {
@@ -272,6 +291,7 @@ def _as_json(
             {"certificate": certificate.metadata, "retests": [test.to_json() for test in tests]}
             for certificate, tests in certificates
         ],
+        "worst_case": [row.to_json() for row in worst],
     }
 
 
@@ -377,10 +397,12 @@ def score_run(
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
     oracle_probes: bool = False,
+    levels: Mapping[str, float] = {},
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none.
 
-    Worst-score records are not among them: `score_worst_cases` scores those.
+    Worst-score records are not among them: `score_worst_cases` scores those. `levels` are the
+    coverage and the risk of the metrics at such a level.
     """
     from demur.cli.progress import CountBar
     from demur.data import OwnImages
@@ -394,6 +416,7 @@ def score_run(
     if loaded.run.has_weights and isinstance(loaded.run.recipe.data, OwnImages):
         loaded.checked_split(split)  # published images never change, and archives have none
     evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
+    evaluation = replace(evaluation, **levels)
     records = _with_confidence(others, evaluation)
     scored = []
     with CountBar(f"score {loaded.run.name}", "records") as bar:
@@ -417,7 +440,7 @@ def score_worst_cases(
     return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
 
 
-@app.command()
+@app.command("export --archive", hidden=True)
 def archive(
     run: RunName,
     out: Annotated[
@@ -444,7 +467,7 @@ def archive(
 
     With --features the copy is a pack on which new rejectors can be fitted and scored.
 
-    Example: demur archive digits-pgdat-rr -o results/digits
+    Example: demur export digits-pgdat-rr --archive -o results/digits
     """
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import archive as archive_run

@@ -139,6 +139,8 @@ def export(
 ) -> None:  # fmt: skip
     """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
 
+    demur export --archive copies a run without weights for demur score instead; see its -h.
+
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
     from demur.cli.progress import on_message

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from demur.evaluate import ORACLE
+from demur.files.tables import PACKAGES, escape, grid, latex_table
 from demur.metrics import Difference
 from demur.paper.cells import Cell
 from demur.paper.comparisons import (
@@ -42,12 +43,6 @@ LAST_EPOCH = """\
 The paper selects the epoch with the best accuracy under PGD-10 on the test images. Where that is
 not the last epoch, the number of the last one follows after a slash.
 """
-SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
-}  # fmt: skip
-
 HEADINGS = (
     "training", "score", "accuracy", "TPR-95: accuracy on accepted", "vs Con", "AUROC", "vs Con"
 )  # fmt: skip
@@ -76,16 +71,6 @@ LEARNED_CAPTION = "Rejectors fitted to features of the trained net, TPR-95 and A
 NO_CORRECT_NOTE = (
     "AUROC is undefined if no prediction is correct; the table then shows 0.500 [0.000, 1.000]."
 )
-
-
-def grid(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], align: str, spaced: bool = False
-) -> str:
-    """A Markdown table; `align` has l or r for each column."""
-    first = "|".join(f" {heading} " if heading else " " for heading in headings)
-    gap = " " if spaced else ""
-    rule = "|".join(f"{gap}{'---:' if side == 'r' else '---'}{gap}" for side in align)
-    return "\n".join([f"|{first}|", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def results_page(
@@ -193,41 +178,24 @@ def number_text(value: float, column: str) -> str:
 def latex_page(cells: Sequence[Cell], command: str) -> str:
     """The tables of the cells, each a table environment."""
     # in a comment only a line break is special
-    lines = [f"% made by {' '.join(command.split())}", r"% needs \usepackage{booktabs,graphicx}"]
+    lines = [f"% made by {' '.join(command.split())}", PACKAGES]
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
-        lines += ["", *_table(TABLES_BY_NUMBER[number], own)]
+        lines += ["", _table(TABLES_BY_NUMBER[number], own)]
     return "\n".join(lines) + "\n"
 
 
-def escape(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
-    return "".join(SPECIAL.get(letter, letter) for letter in text)
-
-
-def _table(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+def _table(table: PaperTable, cells: Sequence[Cell]) -> str:
     notes, width = Notes(), len(table.columns)
-    header = " & ".join(["", *(escape(column.label) for column in table.columns)])
-    rows = []
-    for i, row in enumerate(table.rows):
-        shown = [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
-        rows.append(" & ".join([escape(row.label), *shown]) + r" \\")
-    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
-    return [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escape(' '.join(caption.split()))}}}",
-        rf"\label{{tab:paper-{table.number}}}",
-        r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{l{'r' * width}}}",
-        r"\toprule",
-        header + r" \\",
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}}",
-        r"\end{table}",
+    rows = [
+        [escape(row.label)]
+        + [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
+        for i, row in enumerate(table.rows)
     ]
+    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
+    headings = ["", *(escape(column.label) for column in table.columns)]
+    caption, label = escape(" ".join(caption.split())), f"tab:paper-{table.number}"
+    return latex_table(caption, headings, rows, "l" + "r" * width, label)
 
 
 def _latex_value(cell: Cell, notes: Notes) -> str:

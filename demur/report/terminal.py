@@ -9,7 +9,9 @@ is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
+from demur.evaluate import (
+    BASELINE,
+    LoadedRun,
+    PairedCounts,
+    Protocol,
+    RecordOptions,
+    Row,
+    ScoredRecord,
+)
 from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
 from demur.evaluate.score import FEATURES, PROBES
+from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
 from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack
@@ -40,20 +51,25 @@ COLUMNS = (
     "accuracy of accepted", "vs Con", "coverage", "accepted & wrong", "TPR", "AUROC",
     "AUROC vs Con",
 )  # fmt: skip
+SELECTIVE = {  # fields of a ranking by what is given
+    "coverage": ("risk_at_coverage", "risk at {:g}% coverage"),
+    "risk": ("coverage_at_risk", "coverage at {:g}% risk"),
+}
 WORST_CASE_COLUMNS = (*(f"TPR-{100 * level:g}" for level in LEVELS), "AUGRC", "AURC", "vs Con")
 NOTE = (
     "Percent with 95% intervals. The first line of each attack accepts every image. Differences "
     "to Con are paired by image, at an equal TPR."
 )
 NOTHING = "Nothing was flagged"
+COLLECTED: list[list[Table]] = []  # tables to be written in another format, inside `tables_as`
 
 
-def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
+def show_scores(
+    scored: list[ScoredRecord], protocols: Iterable[Protocol], levels: Mapping[str, float] = {}
+) -> None:
     """Print one table per protocol, then a warning for each record whose ranking is an artefact."""
     for protocol in protocols:
-        wide = score_table(scored, protocol)
-        fits = table_width(wide) <= terminal().width
-        show_table(wide if fits else score_table(scored, protocol, narrow=True))
+        show_fitting(lambda narrow, one=protocol: score_table(scored, one, narrow, levels))
     for record in scored:
         if record.summary.artefact:
             terminal().print(record.summary.artefact, soft_wrap=True)
@@ -62,11 +78,22 @@ def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> No
 def show_worst_cases(rows: Sequence[WorstCaseRow]) -> None:
     """Print accepted errors by threshold of the rejectors that worst-score attacked, if any."""
     if rows:
-        wide = worst_case_table(rows)
-        show_table(
-            wide if table_width(wide) <= terminal().width else worst_case_table(rows, narrow=True)
-        )
+        show_fitting(lambda narrow: worst_case_table(rows, narrow))
         terminal().print(worst_case_words(rows), soft_wrap=True)
+
+
+def paired_table(rows: Sequence[PairedCounts]) -> Table:
+    """Return on how many images both sides of a comparison agree, and how they differ."""
+    title = f"first: {rows[0].first}; second: {rows[0].second}; {rows[0].n} images"
+    table = plain_table(
+        title, "images", "both", "only first", "only second", "first - second", "p",
+        caption="difference in points, with its paired 95% interval; p by McNemar's exact test",
+    )  # fmt: skip
+    for row in rows:
+        counts = map(str, (row.both, row.only_first, row.only_second))
+        gap = difference(row.difference, 100, 1, narrow=False)
+        table.add_row(row.what, *counts, gap, f"{row.difference.p:.3g}")
+    return table
 
 
 def worst_case_words(rows: Sequence[WorstCaseRow]) -> str:
@@ -93,17 +120,62 @@ def worst_case_table(rows: Sequence[WorstCaseRow], narrow: bool = False) -> Tabl
 
 def terminal(width: int | None = None) -> Console:
     """Return a console that prints brackets and colons in names literally."""
-    console = VisibleConsole(width=width, markup=False, emoji=False, highlight=False)
+    plain = {"markup": False, "emoji": False, "highlight": False}
+    console = VisibleConsole(width=width, stderr=bool(COLLECTED), **plain)
     if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
 
 
+def show_fitting(make: Callable[[bool], Table]) -> None:
+    """Print a table in its wide form, or in its narrow one if that does not fit."""
+    wide = make(False)
+    fits = COLLECTED or table_width(wide) <= terminal().width
+    show_table(wide if fits else make(True))
+
+
 def show_table(table: Table) -> None:
     """Print a table, split by columns where it is wider than the terminal."""
+    if COLLECTED:
+        COLLECTED[-1].append(table)
+        return
     console = terminal()
     for part in split_table(table, console.width):
         console.print(part)
+
+
+@contextmanager
+def tables_as(form: str) -> Iterator[None]:
+    """Write the tables that are shown inside in a format, and sentences to stderr unless "text"."""
+    if form == "text":
+        yield
+        return
+    COLLECTED.append([])
+    try:
+        yield
+        sys.stdout.write(write_tables(text_tables(COLLECTED[-1]), form))
+    finally:
+        COLLECTED.pop()
+
+
+def text_tables(tables: Iterable[Table]) -> list[TextTable]:
+    """Return the cells of tables without layout.
+
+    The first column of "attack, rejector" becomes two: a line that is indented belongs to the last
+    one that is not.
+    """
+    found = []
+    for table in tables:
+        headings = [" ".join(str(column.header).split()) for column in table.columns]
+        rows = [list(map(str, row)) for row in zip(*(c.cells for c in table.columns), strict=True)]
+        if ", " in headings[0]:
+            group, headings = "", [*headings[0].split(", "), *headings[1:]]
+            for row in rows:
+                member = row[0].strip() if row[0].startswith("  ") else ""
+                group = group if member else row[0]
+                row[:1] = [group, member]
+        found.append(TextTable(str(table.title), headings, rows, str(table.caption or "")))
+    return found
 
 
 def table_width(table: Table) -> int:
@@ -154,18 +226,29 @@ def plain_table(title: str, first: str, *columns: str, caption: str | None = Non
     return table
 
 
-def score_table(scored: list[ScoredRecord], protocol: Protocol, narrow: bool = False) -> Table:
-    """Return rejectors x attacks in one protocol; `narrow` puts intervals below their figures."""
-    headers = [name.replace(" ", "\n") if narrow else name for name in COLUMNS]
+def score_table(
+    scored: list[ScoredRecord],
+    protocol: Protocol,
+    narrow: bool = False,
+    levels: Mapping[str, float] = {},
+) -> Table:
+    """Return rejectors x attacks in one protocol; `narrow` puts intervals below their figures.
+
+    `levels` adds columns: the risk at a "coverage", and the coverage at a "risk".
+    """
+    fields = [SELECTIVE[name][0] for name in levels]
+    more = [SELECTIVE[name][1].format(100 * level) for name, level in levels.items()]
+    headers = [name.replace(" ", "\n") if narrow else name for name in (*COLUMNS, *more)]
     table = plain_table(CAPTIONS[protocol], "attack, rejector", *headers, caption=NOTE)
     for record in scored:
         summary = record.summary
         accuracy = percent(summary.accuracy, summary.accuracy_interval, narrow)
-        cells = (accuracy, "", "100.0", percent(1 - summary.accuracy), "100.0", "", "")
+        cells = (accuracy, "", "100.0", percent(1 - summary.accuracy), "100.0")
         table.add_row(f"{summary.attack}, n={summary.n}", *cells, style="bold")
         for row in record.rows:
             if row.protocol == protocol:
-                table.add_row(f"  {row.rejector}", *_cells(row, narrow))
+                found = (percent(getattr(row.ranking, name).value) for name in fields)
+                table.add_row(f"  {row.rejector}", *_cells(row, narrow), *found)
         table.add_section()
     return table
 
