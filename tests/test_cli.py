@@ -22,7 +22,7 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "attack", "audit", "calibrate", "compare", "data", "demo", "list", "paper", "report",
+    "attack", "audit", "calibrate", "compare", "data", "demo", "list", "paper", "report", "sweep",
     "retrofit", "score", "train", "export", "predict", "serve", "verify",
 }  # fmt: skip
 INNER = (

@@ -112,9 +112,9 @@ def test_what_cannot_be_compared_is_one_sentence(
         ("a pgd-3 clean pgd-1", "give one or two attacks"),
         ("a pgd-3 --rejector Con,R-Con,Energy", "at most two rejectors"),
         ("a clean pgd-1", "clean and pgd-1 attacked different images, 300 and 40 of them"),
-        ("a pgd-1 --against b", "no attack is called 'pgd-1'"),
-        ("a clean pgd-20", "has no record of pgd-20 on test images; make it: demur attack"),
-        ("a clean pdg-3", "no attack is called 'pdg-3'"),
+        ("a pgd-1 --against b", "has no record of pgd-1 on test images; did you mean pgd-3"),
+        ("a clean pgd-20", "has no record of pgd-20 on test images"),
+        ("a clean pdg-3", "did you mean pgd-3"),
         ("a clean pgd-3 --rejector R-Kon", "the run has no rejector 'R-Kon'"),
         ("a clean pgd-3 --rejector Con --tpr 2", "TPR"),
         ("a clean pgd-3 --split tests", "no split is called"),
@@ -131,14 +131,14 @@ def test_the_command_writes_every_format(
     words = ("compare", "a", "clean", "pgd-3", "--rejector", "R-Con", "--format")
     code, out, err = command(*words, "json")
     assert (code, err) == (0, "")
-    counts = json.loads(out)
-    assert [one["what"] for one in counts] == [
+    counts = json.loads(out)[0]["rows"]
+    assert [one["images"] for one in counts] == [
         "wrong", "wrong and accepted", "correct and rejected",
     ]  # fmt: skip
     header, *rows = csv.reader(io.StringIO(command(*words, "csv")[1]))
     assert header[-5:] == ["only second", "first - second", "first - second low",
                            "first - second high", "p"]  # fmt: skip
-    assert [int(row[4]) for row in rows] == [one["only_second"] for one in counts]
+    assert [row[4] for row in rows] == [one["only second"] for one in counts]
     assert "| wrong and accepted |" in command(*words, "markdown")[1]
     assert r"\bottomrule" in command(*words, "latex")[1]
     text = command(*words, "text")[1]

@@ -26,7 +26,8 @@ INPUTS = {
     "attack", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
     "adapter", "against", "allow_host", "attacks", "form", "key", "read_from", "rejector",
-    "require_signature", "scale", "sign", "split", "sweep", "token", "under", "version",
+    "recipes", "require_signature", "scale", "settings", "sign", "split", "sweep",
+    "token", "under", "version",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],

@@ -42,6 +42,8 @@ def compiles(text: str, folder: Path) -> None:
 
 def test_csv_has_a_column_for_each_number() -> None:
     table, *rows = parse(write_tables([ODD], "csv"))
+    (line, *_) = json.loads(write_tables([ODD], "json"))[0]["rows"]
+    assert (line["name|s"], line["value low"]) == ("a|b", "92.0")
     assert table == ["table", "name|s", "value", "value deviation", "value low", "value high"]
     assert rows[0] == [ODD.title, "a|b", "93.1", "", "92.0", "94.1"]
     assert rows[1] == [ODD.title, "[c, d]", "", "", "", ""]
@@ -86,33 +88,27 @@ def run_here(tiny_run: Run, in_empty_folder: Path, command: Command) -> Path:
 
 
 def test_score_writes_every_format(command: Command, run_here: Path, tmp_path: Path) -> None:
-    words = ("score", "tiny", "--coverage", "0.8", "--risk", "0.05", "--format")
+    words = ("score", "tiny", "--format")
     code, out, err = command(*words, "csv")
     assert code == 0
-    assert "Sanity: " in err
-    assert "Sanity" not in out + command("score", "tiny", "--format", "latex")[1]
+    assert "Sanity: " in err, "a file holds nothing but tables"
+    assert "Sanity" not in out
     header, *rows = parse(out)
     assert header[:5] == [
         "table", "attack", "rejector", "accuracy of accepted", "accuracy of accepted low",
     ]  # fmt: skip
-    assert header[-2:] == ["risk at 80% coverage", "coverage at 5% risk"]
     assert {row[1] for row in rows} == {"clean, n=100", "pgd-20:steps=2, n=100"}
     found = {(row[0][:5], row[1], row[2]): dict(zip(header, row, strict=True)) for row in rows}
     code, out, _ = command(*words, "json")
-    assert code == 0
+    assert (code, out) == (0, command("score", "tiny", "--json")[1])
     compared = 0
     for row in json.loads(out)["rows"]:
         if row["rejector"] in ("Con", "R-Con"):
             line = found[row["protocol"][:5], f"{row['attack']}, n=100", row["rejector"]]
             assert line["AUROC"] == f"{row['ranking']['auroc']:.3f}"
-            risk, coverage = (row["ranking"][k] for k in ("risk_at_coverage", "coverage_at_risk"))
-            assert (risk["level"], coverage["level"]) == (0.8, 0.05)
-            assert line["risk at 80% coverage"] == f"{100 * risk['value']:.1f}"
-            assert line["coverage at 5% risk"] == f"{100 * coverage['value']:.1f}"
+            assert line["coverage low"] == f"{100 * row['coverage_interval']['lo']:.1f}"
             compared += 1
     assert compared == 8
-    assert "risk at 80% coverage" in " ".join(command(*words, "text")[1].split())
-    expect_error(command("score", "tiny", "--coverage", "2"), "coverage is 2.0; give a share")
     text = command(*words, "markdown")[1]
     assert re.search(r"^\| clean, n=100 \| R-Con \| [\d.]+ \[", text, re.MULTILINE)
     compiles(command(*words, "latex")[1], tmp_path)

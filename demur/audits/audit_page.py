@@ -1,6 +1,6 @@
 """An audit as a page, as Markdown and as JSON, with what a reader needs to repeat it.
 
-report.save("audit.html")      # or .md, .tex, .csv, or .json (audit.schema.json describes it)
+report.save("audit.html")      # or audit.md, or audit.json (audit.schema.json describes it)
 """
 
 import base64
@@ -24,11 +24,9 @@ from demur.audits.ensemble_state import tensor_digest
 from demur.errors import BadInput
 from demur.files.atomic import write_text
 from demur.files.output_paths import check_output_file
-from demur.files.tables import TextTable, grid, write_tables
 from demur.version import code_version
 
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]', or name a .md file"
-ENDINGS = {".json": "json", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 SAMPLES = 6  # broken images on the page
 WIDE, HIGH = 320, 120  # of a curve, in pixels
 Curve = Sequence[tuple[str, int, int]]  # a name, images, all images
@@ -64,31 +62,14 @@ def provenance(
 def save(report: Any, path: str | Path) -> None:
     """Write the report in the format that the ending of the path names."""
     check_output_file(str(path))
-    form = ENDINGS.get(Path(path).suffix.lower())
-    write_text(Path(path), written(report, form) if form else html(report))
-
-
-def written(report: Any, form: str) -> str:
-    """Return the report as text, Markdown, JSON, or its tables as LaTeX or CSV."""
-    match form:
-        case "json":
-            return json.dumps(report.to_json(), indent=1) + "\n"
-        case "markdown":
-            return markdown(report)
-        case "text":
-            return f"{report}\n"
-    return write_tables(tables(report), form)
-
-
-def tables(report: Any) -> list[TextTable]:
-    """Return the figures of a report and what each attack of its ensembles broke."""
-    figures = [
-        (name, *count_cell(counts, kind).replace("%", "").split(maxsplit=1))
-        for name, counts, kind in report.figures()
-    ]
-    title, heads = f"Audit of {report.model}: {report.grade}", ("what", "images", "percent")
-    members = (TextTable(one.attack, MEMBER_HEADS, member_rows(one)) for one in report.results)
-    return [TextTable(title, heads, figures, report.setting), *members]
+    match Path(path).suffix.lower():
+        case ".json":
+            text = json.dumps(report.to_json(), indent=1) + "\n"
+        case ".md":
+            text = markdown(report)
+        case _:
+            text = html(report)
+    write_text(Path(path), text)
 
 
 def rows_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -138,12 +119,13 @@ def markdown(report: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Any) -> list[str]:
-    return [grid(heads, ([*map(_plain, row)] for row in rows), "l" * len(heads))]
+    cells = [" | ".join(map(_plain, row)) for row in (heads, *rows)]
+    return [f"| {cells[0]} |", "|---" * len(heads) + "|", *(f"| {row} |" for row in cells[1:])]
 
 
 def _plain(text: str) -> str:
     """Return a text that Markdown shows as it is, in one line."""
-    return " ".join(text.split()).replace("<", "&lt;")
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
 
 
 def html(report: Any) -> str:

@@ -24,11 +24,11 @@ from demur.files.tables import check_format
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
+    "train", "sweep", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
     "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
-    "Train": ("demo", "list", "data", "train", "retrofit"),
+    "Train": ("demo", "list", "data", "train", "sweep", "retrofit"),
     "Attack": ("attack", "audit"),
     "Judge": ("score", "compare", "report", "verify"),
     "Ship": ("calibrate", "export", "predict", "serve"),

@@ -1,12 +1,10 @@
 """demur audit."""
 
-import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, Device, FirstN, TableFormat, app, check_finite, unset
+from demur.cli.app import AsJson, Device, FirstN, app, check_finite, unset
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
@@ -49,7 +47,7 @@ Claim = Annotated[
 Page = Annotated[
     str | None,
     unset(
-        "Write a page; FILE.md, FILE.tex, FILE.csv and FILE.json write these.", "-o", "--out",
+        "Write a page; FILE.md or FILE.json write Markdown or JSON.", "-o", "--out",
         callback=output_file("page"),
     ),
 ]  # fmt: skip
@@ -89,7 +87,6 @@ def audit(
     worst_score: EveryThreshold = False,
     out: Page = None,
     state: StateFolder = None,
-    form: TableFormat = "text",
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
@@ -100,15 +97,18 @@ def audit(
 
     Example: demur audit my_code:make_net --data images.npz --rejector "Con()" -o audit.html
     """
+    import json
+    import shlex
+    import sys
+
     from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
-    from demur.audits.audit_page import written
     from demur.audits.inputs import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries
     from demur.numerics import device_by_name
 
-    radius, at, form = _radius(eps), device_by_name(device), "json" if as_json else form
+    radius, at = _radius(eps), device_by_name(device)
     if not 0 < tpr <= 1:
         raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
     ball_by_name(norm, radius)
@@ -120,12 +120,12 @@ def audit(
         load_model(model, checkpoint, adapter, Queries(budget, rate, log)), *images,
         rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
-        seed=seed, device=at, state_folder=state, verbose=form == "text", name=model, claim=claim,
+        seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
         data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
     )  # fmt: skip
     if out is not None:
         report.save(out)
-    typer.echo(written(report, form), nl=False)
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else str(report))
 
 
 def _data_of_run(model: str) -> str:

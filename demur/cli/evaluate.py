@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,8 @@ from demur.cli.app import (
     TableFormat,
     Verify,
     app,
-    check_finite,
     rejectors_option,
     split_names,
-    unset,
 )
 from demur.errors import BadInput, suggestion
 from demur.files.output_paths import output_folder
@@ -52,17 +50,8 @@ SignKey = Annotated[
 AllSettings = Annotated[
     bool, typer.Option("--sweep", help="KD, LID and GDA at all settings of the paper.")
 ]
-AllRejectors = Annotated[
-    bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
-]
 OracleProbes = Annotated[
     bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
-]
-AtCoverage = Annotated[
-    float | None, unset("Also the selective risk at this coverage.", callback=check_finite)
-]
-AtRisk = Annotated[
-    float | None, unset("Also the coverage at this selective risk.", callback=check_finite)
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
@@ -158,8 +147,8 @@ def attack_all(
     attacks: list[str],
     options: "RecordOptions",
     rejectors: "Sequence[Rejector]" = (),
-) -> None:
-    """Make the record of each attack; wrong names raise before any work.
+) -> dict[str, "Record"]:
+    """Make the record of each attack, by its label; wrong names raise before any work.
 
     An attack on a rejector is made for each of the given ones instead of its own.
     """
@@ -172,8 +161,7 @@ def attack_all(
         for text in texts
         for aimed in aimed_at(text, attack_named(text, loaded.run.recipe), rejectors)
     ]
-    for label, spec in specs:
-        attack_and_report(loaded, label, spec, options)
+    return {label: attack_and_report(loaded, label, spec, options) for label, spec in specs}
 
 
 def attack_and_report(
@@ -213,11 +201,11 @@ def score(
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     split: Annotated[str, typer.Option(help="test; or val, to select a rejector.")] = "test",
     sweep: AllSettings = False,
-    show_all: AllRejectors = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
+    ] = False,
     oracle_probes: OracleProbes = False,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
-    coverage: AtCoverage = None,
-    risk: AtRisk = None,
     form: TableFormat = "text",
     as_json: AsJson = False,
     device: Device = "auto",
@@ -243,9 +231,7 @@ def score(
     recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
     rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
-    asked = {"coverage": coverage, "risk": risk}
-    levels = {name: level for name, level in asked.items() if level is not None}
-    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes, levels)
+    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
     records = [*(one.record for one in scored), *(one.record for one in worst)]
@@ -261,7 +247,7 @@ def score(
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     with terminal.tables_as(form):
-        terminal.show_scores(main, protocols, levels)
+        terminal.show_scores(main, protocols)
         terminal.show_worst_cases(worst_rows)
         if hidden:
             terminal.terminal().print(f"{hidden} more lines of other rejectors: add --all")
@@ -397,12 +383,10 @@ def score_run(
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
     oracle_probes: bool = False,
-    levels: Mapping[str, float] = {},
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none.
 
-    Worst-score records are not among them: `score_worst_cases` scores those. `levels` are the
-    coverage and the risk of the metrics at such a level.
+    Worst-score records are not among them: `score_worst_cases` scores those.
     """
     from demur.cli.progress import CountBar
     from demur.data import OwnImages
@@ -416,7 +400,6 @@ def score_run(
     if loaded.run.has_weights and isinstance(loaded.run.recipe.data, OwnImages):
         loaded.checked_split(split)  # published images never change, and archives have none
     evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
-    evaluation = replace(evaluation, **levels)
     records = _with_confidence(others, evaluation)
     scored = []
     with CountBar(f"score {loaded.run.name}", "records") as bar:

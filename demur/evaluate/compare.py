@@ -7,23 +7,22 @@ compare("digits-pgdat", "pgd-20", against="digits-pgdat-rr")
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 
 from demur.calibrate import binomial_cdf
-from demur.errors import BadInput
-from demur.evaluate.record_scores import JsonFields, can_score
+from demur.errors import BadInput, suggestion
+from demur.evaluate.record_scores import can_score
 from demur.evaluate.recording import LoadedRun
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, Difference
 from demur.recipes import AnyName, rejectors_named
-from demur.recipes import attack as attack_named
 from demur.rejectors.image_scores import image_rejectors
+from demur.rejectors.rule import Rejector
 from demur.runs import Record, Run
-from demur.spec import digest
 
 AnyRun = str | Run | LoadedRun
 
@@ -41,8 +40,7 @@ def paired_shares(first: BoolArray, second: BoolArray) -> Difference:
     return Difference((b - c) / n, max(-1.0, p - q - reach), min(1.0, p - q + reach), exact)
 
 
-@dataclass(frozen=True)
-class PairedCounts(JsonFields):
+class PairedCounts(NamedTuple):
     """Images of which something is true on both sides of a comparison, or on one side only."""
 
     what: str
@@ -89,7 +87,8 @@ def compare(
         True
     """
     texts = [attacks] if isinstance(attacks, str) else [*attacks]
-    nets = [_opened(one) for one in (run, against) if one is not None]
+    given = [Run.open(one) if isinstance(one, str) else one for one in (run, against) if one]
+    nets = [LoadedRun(one, "auto") if isinstance(one, Run) else one for one in given]
     named = [rejectors_named(rejectors, net.run.recipe) for net in nets]
     names = [*named[0]] or [""]
     if len(texts) > 2 or len(names) > 2:
@@ -104,48 +103,35 @@ def compare(
     if differing != [2]:  # not the rejector alone
         found.append(PairedCounts.of("wrong", shown, *(~one.correct for one in pair)))
     if named[0]:
-        accepted = []
-        for at in (0, -1):
-            spec = {names[at]: named[at][names[at]]}
-            evaluation = RejectorEvaluation.of(nets[at], tpr, spec, [pair[at]])
-            accepted.append(accepts(evaluation, names[at], pair[at]))
-        errors = (yes & ~one.correct for yes, one in zip(accepted, pair, strict=True))
-        rejected = (~yes & one.correct for yes, one in zip(accepted, pair, strict=True))
+        accepted = [
+            _accepts(nets[at], names[at], named[at][names[at]], tpr, pair[at]) for at in (0, -1)
+        ]
+        both = list(zip(accepted, (one.correct for one in pair), strict=True))
+        errors, rejected = ((a & ~c for a, c in both), (c & ~a for a, c in both))
         found.append(PairedCounts.of("wrong and accepted", shown, *errors))
         found.append(PairedCounts.of("correct and rejected", shown, *rejected))
     return found
 
 
-def accepts(evaluation: RejectorEvaluation, name: str, record: Record) -> BoolArray:
-    """Which images a rejector accepts at its frozen threshold (N), or BadInput saying why not."""
-    net = evaluation.loaded
-    assert net is not None
+def _accepts(net: LoadedRun, name: str, spec: Rejector, tpr: float, record: Record) -> BoolArray:
+    """Which images a rejector accepts at its frozen threshold; N."""
+    evaluation = RejectorEvaluation.of(net, tpr, {name: spec}, [record])
     record = net.with_scores(record, image_rejectors(tuple(evaluation.scores.values())))
-    reason = evaluation.unavailable.get(name, "no cal images were held out for a threshold")
-    if name in evaluation.thresholds:
-        if can_score(evaluation.score_for(name, record), record):
-            return evaluation.accepted(name, record)
-        reason = f"the record of {record.label} lacks what it needs; attack again"
-    raise BadInput(f"{name} cannot decide on {net.run.path}: {reason}")
+    if name not in evaluation.thresholds:
+        reason = evaluation.unavailable.get(name, "no cal images were held out for a threshold")
+        raise BadInput(f"{name} cannot decide on {net.run.path}: {reason}")
+    if not can_score(evaluation.score_for(name, record), record):
+        raise BadInput(f"the record of {record.label} lacks what {name} needs; attack again")
+    return evaluation.accepted(name, record)
 
 
-def _opened(run: AnyRun) -> LoadedRun:
-    if isinstance(run, LoadedRun):
-        return run
-    return LoadedRun(run if isinstance(run, Run) else Run.open(run), "auto")
-
-
-def _records(net: LoadedRun, text: str, split: str) -> list[Record]:
-    """Records of an attack, by label or else by settings; BadInput without one."""
+def _records(net: LoadedRun, label: str, split: str) -> list[Record]:
+    """Records of an attack; BadInput without one."""
     records = net.run.records(net.split_by_name(split), net.model_key)
-    found = [record for record in records if record.label == text]
-    if not found:
-        spec = digest(net.fitted(attack_named(text, net.run.recipe)))
-        found = [record for record in records if record.metadata["attack"] == spec]
-    if not found:
-        make = f"demur attack {net.run.path} {text} --split {split}"
-        raise BadInput(f"{net.run.path} has no record of {text} on {split} images; make it: {make}")
-    return found
+    if found := [record for record in records if record.label == label]:
+        return found
+    known = suggestion(label, {record.label for record in records}) if records else "attack it"
+    raise BadInput(f"{net.run.path} has no record of {label} on {split} images; {known}")
 
 
 def _same_images(first: Sequence[Record], second: Sequence[Record]) -> tuple[Record, Record]:

@@ -6,7 +6,7 @@ deploy: the threshold is chosen on clean cal images before any attack, and a sco
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -56,13 +56,6 @@ FEATURES = "features, linear (oracle)"  # features and outputs
 PROBES = (LINEAR, TREES, FEATURES)
 
 
-class AtLevel(NamedTuple):
-    """A value of a curve, and where on the curve it was asked for."""
-
-    level: float
-    value: float
-
-
 @dataclass(frozen=True)
 class Ranking:
     """How well a score separates correct from wrong predictions, over all thresholds."""
@@ -74,8 +67,6 @@ class Ranking:
     eaurc: float
     augrc: float
     fpr_at_tpr: float
-    risk_at_coverage: AtLevel
-    coverage_at_risk: AtLevel
 
 
 @dataclass(frozen=True)
@@ -167,8 +158,6 @@ class RejectorEvaluation:
         unavailable: Reasons why rejectors are missing, by name.
         texts: Full specs of the rejectors, by name; stored scores are found by them.
         loaded: The run, whose net image rejectors query.
-        coverage: Coverage at which the selective risk is measured.
-        risk: Selective risk at which the coverage is measured.
 
     Example:
         >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
@@ -186,8 +175,6 @@ class RejectorEvaluation:
     unavailable: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     loaded: LoadedRun | None = field(default=None, repr=False)
-    coverage: float = 0.8
-    risk: float = 0.05
 
     @staticmethod
     def of(
@@ -273,7 +260,6 @@ class RejectorEvaluation:
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
         correct = base.record.correct
-        coverage, risk = self.coverage, self.risk
         return Ranking(
             auroc=metrics.auroc(score, correct),
             auroc_interval=metrics.auroc_interval(score, correct),
@@ -282,8 +268,6 @@ class RejectorEvaluation:
             eaurc=metrics.eaurc(score, correct),
             augrc=metrics.augrc(score, correct),
             fpr_at_tpr=metrics.fpr_at_tpr(score, correct, self.level) if correct.any() else 0.0,
-            risk_at_coverage=AtLevel(coverage, metrics.risk_at_coverage(score, correct, coverage)),
-            coverage_at_risk=AtLevel(risk, metrics.coverage_at_risk(score, correct, risk)),
         )
 
     def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:

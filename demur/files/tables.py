@@ -5,10 +5,11 @@ write_tables([TextTable("Scores", ("attack", "accuracy"), [("clean", "93.1 [92.0
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from demur.errors import BadInput, shorten, suggestion
 
@@ -41,11 +42,14 @@ def check_format(name: str) -> str:
 
 
 def write_tables(tables: Iterable[TextTable], form: str) -> str:
-    """The tables in a format: "markdown", "latex" or "csv"."""
-    if form == "csv":
-        return _csv(tables)
-    if form == "markdown":
-        return "\n\n".join("\n\n".join(_markdown(table)) for table in tables) + "\n"
+    """The tables in a format: markdown, latex, csv or json."""
+    match form:
+        case "csv":
+            return _csv(tables)
+        case "json":
+            return json.dumps(list(map(_json, tables)), indent=2) + "\n"
+        case "markdown":
+            return "\n\n".join(map(_markdown, tables)) + "\n"
     return "\n\n".join([PACKAGES, *map(_latex, tables)]) + "\n"
 
 
@@ -65,11 +69,9 @@ def _cell(text: str) -> str:
     return " ".join(text.split("\n")).replace("|", "\\|")
 
 
-def _markdown(table: TextTable) -> Iterator[str]:
-    yield f"**{_cell(table.title)}**"
-    yield grid(table.headings, table.rows, _align(table))
-    if table.note:
-        yield table.note
+def _markdown(table: TextTable) -> str:
+    title, text = f"**{_cell(table.title)}**", grid(table.headings, table.rows, _align(table))
+    return "\n\n".join(filter(None, (title, text, table.note)))
 
 
 def _align(table: TextTable) -> str:
@@ -122,6 +124,12 @@ def _csv(tables: Iterable[TextTable]) -> str:
         writer.writerow(heading for heading, _ in columns)
         writer.writerows(zip(*(cells for _, cells in columns), strict=True))
     return buffer.getvalue()
+
+
+def _json(table: TextTable) -> dict[str, Any]:
+    columns = dict(_plain_columns(table.headings, table.rows))
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return {"title": table.title, "rows": rows, "note": table.note}
 
 
 def _plain_columns(

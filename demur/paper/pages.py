@@ -15,7 +15,6 @@ from demur.paper.comparisons import (
     DIVERGED,
     PUBLISHED_NOTE,
     Comparison,
-    Mean,
     PublishedScore,
     PublishedScores,
     SeedAverage,
@@ -24,6 +23,7 @@ from demur.paper.comparisons import (
 )
 from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.scales import ALL_IMAGES
+from demur.report.terminal import spread_text
 
 TITLE = "# Results"
 INTRODUCTION = """\
@@ -297,7 +297,7 @@ def _learned_grid(rows: Sequence[SeedAverage], seeds: int, table: Comparison) ->
         of_entry = {name: by_name.get((entry, name)) for name in table.learned}
         first = next(row for row in of_entry.values() if row)
         cells = [
-            f"{_percent(row.right)}, {row.auroc.value:.3f}" if row else ""
+            f"{spread_text(row.right)}, {row.auroc.value:.3f}" if row else ""
             for row in of_entry.values()
         ]
         lines.append((_name(first, seeds), *cells))
@@ -318,28 +318,14 @@ def _name(row: SeedAverage, seeds: int) -> str:
 
 def _score_cells(row: SeedAverage) -> tuple[str, ...]:
     return (
-        row.rejector, _percent(row.all), _percent(row.right),
-        _difference(row.right_vs_con, 100, 1, row.rejector), _with_spread(row.auroc, 1, 3),
+        row.rejector, spread_text(row.all), spread_text(row.right),
+        _difference(row.right_vs_con, 100, 1, row.rejector), spread_text(row.auroc, 1, 3),
         _difference(row.auroc_vs_con, 1, 3, row.rejector),
     )  # fmt: skip
 
 
 def _frozen(row: SeedAverage | None) -> tuple[str, str]:
-    return ("", "") if row is None else (_percent(row.coverage), _percent(row.accepted_wrong))
-
-
-def _percent(mean: Mean) -> str:
-    return _with_spread(mean, 100, 1)
-
-
-def _with_spread(mean: Mean, scale: float, digits: int) -> str:
-    text = f"{scale * mean.value:.{digits}f}"
-    if mean.spread is not None:
-        return f"{text} ± {scale * mean.spread:.{digits}f}"
-    if mean.interval is not None:
-        lo, hi = (f"{scale * end:.{digits}f}" for end in mean.interval)
-        return f"{text} [{lo}, {hi}]"
-    return text
+    return ("", "") if row is None else (spread_text(row.coverage), spread_text(row.accepted_wrong))
 
 
 def _difference(gap: Difference, scale: float, digits: int, rejector: str) -> str:

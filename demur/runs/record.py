@@ -432,15 +432,14 @@ class Records(list[Record]):
         pandas = import_optional("pandas", "this needs pandas", NOTEBOOK)
         lines = []
         for record in self:
-            columns = _columns_of(record, self.rejectors)
-            about = {name: columns[name][0] for name in ("attack", "record", "split")}
+            columns, right = _columns_of(record, self.rejectors), record.correct
             for name in [one for one in (*self.rejectors, TRUE) if one in columns]:
-                score, right = columns[name], columns["correct"]
-                lines.append(about | {
+                lines.append({key: columns[key][0] for key in ("attack", "record", "split")} | {
                     "score": name, "n": len(right), "accuracy": metrics.accuracy(right),
-                    "auroc": metrics.auroc(score, right), "aurc": metrics.aurc(score, right),
-                    "risk_at_coverage": metrics.risk_at_coverage(score, right, coverage),
-                    "coverage_at_risk": metrics.coverage_at_risk(score, right, risk),
+                    "auroc": metrics.auroc(columns[name], right),
+                    "aurc": metrics.aurc(columns[name], right),
+                    "risk_at_coverage": metrics.risk_at_coverage(columns[name], right, coverage),
+                    "coverage_at_risk": metrics.coverage_at_risk(columns[name], right, risk),
                 })  # fmt: skip
         return pandas.DataFrame(lines)
 
