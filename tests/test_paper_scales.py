@@ -19,7 +19,7 @@ from demur.paper.paper_runs import Job, Need, RunSource, compute, nets_of
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
-from demur.report.figures import drawing, saved
+from demur.report.plot import drawing, saved
 from demur.runs import Record
 from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error
