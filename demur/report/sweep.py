@@ -4,7 +4,7 @@ entries = sweep_entries(["digits-pgdat-rr", "@mine.txt"], ["method.tau=0.25,0.5"
 score_net(result, loaded, records)      # for every entry and seed
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from rich.table import Table
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, Row, paired_shares
 from demur.evaluate.seeds import mean_of, paired
-from demur.metrics import BoolArray, Difference
+from demur.metrics import BoolArray
 from demur.recipes import AnyName, Recipe, recipe, rejectors_named, split_changes
 from demur.rejectors import Con
 from demur.report.scored_run import ScoredRun, main_row
@@ -117,17 +117,15 @@ def sweep_table(rows: Sequence[SweepRow], first: tuple[str, str]) -> Table:
                 if (one.seed, one.images) == (other.seed, other.images)
             ]
         )
-        table.add_row(f"    {rejector}", *_cells(members, gaps))
+        points, head = [one.row.point for one in members], members[0].row
+        shares = [
+            mean_of([getattr(one, name) for one in points], getattr(head, f"{name}_interval"))
+            for name in ("accuracy", "coverage", "accepted_wrong")
+        ]
+        auroc = [one.row.ranking.auroc for one in members]
+        table.add_row(
+            f"    {rejector}", *map(spread_text, shares),
+            difference(paired(gaps), 100, 1) if gaps else "",
+            spread_text(mean_of(auroc, head.ranking.auroc_interval), 1, 3),
+        )  # fmt: skip
     return table
-
-
-def _cells(members: Sequence[SweepRow], gaps: Sequence[Difference]) -> Iterator[str]:
-    rows = [one.row for one in members]
-    head = rows[0]
-    yield spread_text(mean_of([row.point.accuracy for row in rows], head.accuracy_interval))
-    yield spread_text(mean_of([row.point.coverage for row in rows], head.coverage_interval))
-    wrong = [row.point.accepted_wrong for row in rows]
-    yield spread_text(mean_of(wrong, head.accepted_wrong_interval))
-    yield difference(paired(gaps), 100, 1) if gaps else ""
-    auroc = mean_of([row.ranking.auroc for row in rows], head.ranking.auroc_interval)
-    yield spread_text(auroc, 1, 3)

@@ -55,8 +55,9 @@ class PairedCounts(NamedTuple):
     @staticmethod
     def of(what: str, names: Sequence[str], first: BoolArray, second: BoolArray) -> "PairedCounts":
         """Counts of two outcomes (N each) of the same images."""
+        gap = paired_shares(first, second)
         counts = [int(found.sum()) for found in (first & second, first & ~second, second & ~first)]
-        return PairedCounts(what, *names, len(first), *counts, paired_shares(first, second))
+        return PairedCounts(what, names[0], names[1], len(first), *counts, gap)
 
 
 def compare(
