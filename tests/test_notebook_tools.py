@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 mpl.use("Agg")
 
@@ -80,29 +81,38 @@ def test_plots_draw_the_figures_of_the_metrics() -> None:
     mpl.pyplot.close("all")
 
 
+def legend(axes: Axes) -> list[str]:
+    found = axes.get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
+
+
 def test_curves_have_bands_and_areas() -> None:
     rng = np.random.default_rng(1)
     correct = rng.random(500) < 0.6
     score = rng.normal(correct, 1)
     axes = plot.risk_coverage({"Con": score}, correct)
-    (label,) = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert label == f"Con, AURC {metrics.aurc(score, correct):.3f}"
+    assert legend(axes) == [f"Con, AURC {metrics.aurc(score, correct):.3f}"]
     curve = metrics.risk_coverage(score, correct)
     corners = axes.collections[0].get_paths()[0].vertices
     lo, hi = metrics.wilson(round(curve.risk[-1] * 500), 500)
-    assert np.isclose(corners, [100, 100 * lo]).all(1).any()
-    assert np.isclose(corners, [100, 100 * hi]).all(1).any()
+    assert np.isclose(np.asarray(corners), [100, 100 * lo]).all(1).any()
+    assert np.isclose(np.asarray(corners), [100, 100 * hi]).all(1).any()
     axes = plot.roc({"Con": score, "const": np.ones(500)}, correct)
-    x, y = axes.lines[0].get_xydata().T
+    x, y = np.asarray(axes.lines[0].get_xydata(), dtype=float).T
     area = (np.diff(x) * (y[1:] + y[:-1]) / 2).sum() / 1e4
     assert area == pytest.approx(metrics.auroc(score, correct))
-    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "const, AUROC 0.500"
+    assert legend(axes)[1] == "const, AUROC 0.500"
     plot.roc({"Con": score[correct]}, np.ones(correct.sum(), bool))  # nothing is wrong
     rows = np.array([[90.0, 60], [94, 50], [92, 58]])
     axes = plot.seeds([0, 0.1], {"R-Con": rows, "one seed": [80, 70]}, ylabel="accepted errors (%)")
-    assert np.allclose(axes.lines[0].get_ydata(), rows.mean(0))
+    assert np.allclose(np.asarray(axes.lines[0].get_ydata()), rows.mean(0))
     assert len(axes.collections) == 1
-    assert np.isclose(axes.collections[0].get_paths()[0].vertices, [0, 92 - 2]).all(1).any()
+    assert (
+        np.isclose(np.asarray(axes.collections[0].get_paths()[0].vertices), [0, 92 - 2])
+        .all(1)
+        .any()
+    )
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("eps", "accepted errors (%)")
     mpl.pyplot.close("all")
 
@@ -114,7 +124,7 @@ def test_a_scatter_clips_nothing_in_silence() -> None:
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     assert left < -3 and right > 9 and low <= 0.1 and high >= 0.9
     assert axes.get_title() == "1 of 4 images have an infinite score, not shown"
-    assert axes.get_legend().get_texts()[0].get_text() == "correct (2)"
+    assert legend(axes)[0] == "correct (2)"
     mpl.pyplot.close("all")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from demur.cli.train import train_run
 from demur.errors import Diverged
 from demur.evaluate import LoadedRun, RejectorEvaluation, paired_shares
 from demur.evaluate.seeds import mean_of, paired
@@ -92,8 +93,8 @@ def test_the_table_has_means_and_paired_differences(command: Command, recipes: P
                            ("@a|b.txt", ""), ("@a|b.txt", "Con")]  # fmt: skip
     nets: dict[str, list[Run]] = {"one": [], "a|b": []}
     for name in nets:
-        runs = map(Run, Path("runs").glob(f"{name}-*"))
-        nets[name] = sorted(runs, key=lambda run: run.recipe.seed)
+        made = map(Run, Path("runs").glob(f"{name}-*"))
+        nets[name] = sorted(made, key=lambda run: run.recipe.seed)
     assert [run.recipe.seed for run in nets["one"]] == [0, 1]
     gaps, coverage = [], []
     for first, second in zip(nets["one"], nets["a|b"], strict=True):
@@ -136,23 +137,21 @@ def test_one_seed_has_intervals_and_other_formats(
 def test_a_recipe_that_fails_does_not_stop_the_others(
     command: Command, recipes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from demur.cli import compare
-
-    train = compare.train_run
+    train = train_run
 
     def failing(made: object, folder: Path, *words: object) -> object:
         if folder.name.startswith("one"):
             raise Diverged("the loss is no longer a number at epoch 1")
         return train(made, folder, *words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compare, "train_run", failing)
+    monkeypatch.setattr("demur.cli.compare.train_run", failing)
     code, out, err = command(*SWEEP, "--format", "csv")
     assert code == 2
     assert {one["recipe"] for one in table(out)} == {"@a|b.txt"}
     assert {one.get("vs first", "") for one in table(out)} == {""}
     assert "demur: 1 of 2 nets have no results; one-" in err
     assert "the loss is no longer a number at epoch 1" in err
-    monkeypatch.setattr(compare, "train_run", train)
+    monkeypatch.setattr("demur.cli.compare.train_run", train)
     assert len({one["recipe"] for one in table(command(*SWEEP, "--format", "csv")[1])}) == 2
 
 

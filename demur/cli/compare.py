@@ -47,8 +47,9 @@ def compare(
     from demur.evaluate import compare as compare_records
     from demur.report import terminal
 
-    nets = [load_run(one, device, data) for one in (run, against) if one is not None]
-    rows = compare_records(nets[0], attacks, rejector or (), *nets[1:], tpr=tpr, split=split)
+    net = load_run(run, device, data)
+    other = load_run(against, device, data) if against is not None else None
+    rows = compare_records(net, attacks, rejector or (), other, tpr, split)
     with terminal.tables_as(form):
         terminal.show_table(terminal.paired_table(rows))
 

@@ -55,9 +55,10 @@ class PairedCounts(NamedTuple):
     @staticmethod
     def of(what: str, names: Sequence[str], first: BoolArray, second: BoolArray) -> "PairedCounts":
         """Counts of two outcomes (N each) of the same images."""
+        parts = (first & second, first & ~second, second & ~first)
+        both, one, other = (int(part.sum()) for part in parts)
         gap = paired_shares(first, second)
-        counts = [int(found.sum()) for found in (first & second, first & ~second, second & ~first)]
-        return PairedCounts(what, names[0], names[1], len(first), *counts, gap)
+        return PairedCounts(what, names[0], names[1], len(first), both, one, other, gap)
 
 
 def compare(

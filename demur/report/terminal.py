@@ -116,8 +116,9 @@ def worst_case_table(rows: Sequence[WorstCaseRow]) -> Table:
 
 def terminal(width: int | None = None) -> Console:
     """Return a console that prints brackets and colons in names literally."""
-    plain = {"markup": False, "emoji": False, "highlight": False}
-    console = VisibleConsole(width=width, stderr=bool(COLLECTED), **plain)
+    console = VisibleConsole(
+        width=width, stderr=bool(COLLECTED), markup=False, emoji=False, highlight=False
+    )
     if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
@@ -133,7 +134,7 @@ def show_table(table: Table) -> None:
         table = _columns_of(table, range(1, len(table.columns)))
         for column in table.columns[1:]:
             column.header = str(column.header).replace(" ", "\n")
-            column._cells = [re.sub(" (?=[[±])", "\n", str(cell)) for cell in column.cells]
+            column._cells = [re.sub(r" (?=[\[±])", "\n", str(cell)) for cell in column.cells]
     for part in split_table(table, console.width):
         console.print(part)
 
