@@ -13,7 +13,8 @@ from demur.cli.app import (
     FirstN,
     TableFormat,
     app,
-    check_finite,
+    number,
+    option,
     rejectors_option,
     unset,
 )
@@ -32,10 +33,8 @@ def compare(
         list[str] | None, rejectors_option("One, or two as A,B, at the same TPR")
     ] = None,
     against: Annotated[str | None, unset("Another run, for a comparison of nets.")] = None,
-    tpr: Annotated[
-        float, typer.Option(callback=check_finite, help="Of the thresholds, on clean cal images.")
-    ] = 0.95,
-    split: Annotated[str, typer.Option(help="fit, val, cal or test.")] = "test",
+    tpr: Annotated[float, number("Of the thresholds, on clean cal images.")] = 0.95,
+    split: Annotated[str, option("fit, val, cal or test.")] = "test",
     form: TableFormat = "text",
     device: Device = "auto",
     data: DataFolder = None,
@@ -62,10 +61,9 @@ def sweep(
     settings: Annotated[
         list[str] | None, unset("Values to try, as KEY=VALUE,VALUE; may be repeated.", "--set")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe, seeds 0, 1, ...")] = 1,
+    seeds: Annotated[int, option("Trainings per recipe, seeds 0, 1, ...", min=1)] = 1,
     attack: Annotated[
-        list[str] | None,
-        typer.Option(help="Attack on each net.", show_default="clean and pgd-20"),
+        list[str] | None, option("Attack on each net.", shown="clean and pgd-20")
     ] = None,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
     n: FirstN = None,
