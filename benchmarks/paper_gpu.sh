@@ -42,7 +42,7 @@ net() {  # train and attack one net for the tables; nets with RR also meet the s
   fi
 }
 
-score() {  # score RUN: the name of the head's score; demur archive adds what other records keep
+score() {  # score RUN: the name of the head's score; demur export --archive adds what other records keep
   $PYTHON - "$1" <<'P'
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ pack() {
     [ -d "$run/records" ] || continue
     copy=$home/${path/%\/last/-last}
     mkdir -p "$(dirname "$copy")"
-    $PYTHON -m demur archive "$run" -o "$copy" --only "$(score "$run")" --device cpu --data "$DATA" \
+    $PYTHON -m demur export "$run" --archive -o "$copy" --only "$(score "$run")" --device cpu --data "$DATA" \
       >>"$RUNS/logs/${path%%/*}" 2>&1 || { say "$path: not archived"; cp -r "$run/records" "$copy-records"; }
   done
   cp -r "$RUNS/logs" "$RUNS/log" "$home"

@@ -59,7 +59,7 @@ from demur.output import Output, as_output
 from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors import Coupled
 from demur.rejectors.rule import Rejector
-from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
+from demur.report.plot import CORRECT, FAINT, INK, WRONG, drawing, saved
 from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import edit, show
@@ -68,7 +68,7 @@ from reports import OutFile, Reports, open_reports, print_report
 ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has
 STEPS = 100
 OURS = "reject-autoattack"
-COLOURS = {OURS: WRONG, "orthogonal PGD": INK, "product PGD": RIGHT}
+COLOURS = {OURS: WRONG, "orthogonal PGD": INK, "product PGD": CORRECT}
 Curve = list[tuple[float, int]]  # (gradient queries per image, accepted errors so far)
 
 

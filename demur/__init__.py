@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         LoadedRun,
         RecordOptions,
         RejectorEvaluation,
+        compare,
         resolve_thresholds,
         run_attack,
     )
@@ -115,7 +116,7 @@ _MODULES = {
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "engine": "attack",
     "errors": "BadInput",
-    "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
+    "evaluate": "RecordOptions LoadedRun RejectorEvaluation compare resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
     "guards.estimators": "RejectingClassifier",
     "methods": (
@@ -149,7 +150,7 @@ __all__ = [
     "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier", "Rejector",
     "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet", "Score",
     "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "Verification",
-    "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold", "guard",
+    "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold", "compare", "guard",
     "load_model", "recipe", "resolve_thresholds", "retrofit", "run_attack", "train", "verify",
 ]  # fmt: skip
 

@@ -22,8 +22,8 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "attack", "audit", "calibrate", "data", "demo", "explore", "list", "paper", "report",
-    "retrofit", "score", "archive", "train", "export", "predict", "serve", "verify", "guard",
+    "attack", "audit", "calibrate", "compare", "data", "demo", "list", "paper", "report", "sweep",
+    "retrofit", "score", "train", "export", "predict", "serve", "verify", "guard",
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
@@ -42,7 +42,8 @@ def test_the_comparison_of_the_engines_is_a_script(command: Command) -> None:
 
 
 def test_the_list_of_commands_is_fixed() -> None:
-    commands = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+    shown = [command for command in app.registered_commands if not command.hidden]
+    commands = {c.name or getattr(c.callback, "__name__", "") for c in shown}
     groups = [group.typer_instance for group in app.registered_groups]
     assert commands | {group.info.name for group in groups if group} == COMMANDS
 
@@ -68,6 +69,8 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
+        ("explore RUN --port 80", "report --live RUN --port 80"),
+        ("archive RUN -o copy --only Con", "export --archive RUN -o copy --only Con"),
     ],
 )  # fmt: skip
 def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:
@@ -75,6 +78,22 @@ def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command:
     assert (code, out) == (2, "")
     assert err.endswith(f" has a new name; write demur {new}\n")
     assert err.count("\n") == 1
+
+
+def test_a_mode_of_a_command_has_its_own_options(command: Command) -> None:
+    for line, sentence in (
+        ("export RUN --only Con", "no such option: --only"),
+        ("export RUN --archive -o c --tpr 0.9", "no such option: --tpr"),
+        ("export --archive RUN", "missing option '-o'"),
+        ("report RUN --no-open", "no such option: --no-open"),
+        ("report RUN --live -o page.html", "no such option: -o"),
+    ):
+        expect_error(command(*line.split()), sentence)
+    for mode, words in (("export --archive", "--only"), ("report --live", "--no-open")):
+        code, out, _ = command(*mode.split(), "--help")
+        assert code == 0
+        assert f"demur {mode}" in out
+        assert words in out
 
 
 def test_old_kinds_of_names_are_listed_by_the_group_paper(command: Command) -> None:

@@ -25,7 +25,7 @@ WRONG_NAMES = [
     for verb, more in (
         ("attack", " clean"), ("attack", " pdg-20"), ("score", ""), ("score", " --split cal"),
         ("calibrate", " --risk 0.05"), ("report", ""), ("list", ""), ("list", " epochs=3"),
-        ("archive", " -o copy"), ("paper study theory", ""), ("paper study adaptive", ""),
+        ("export --archive", " -o copy"), ("paper study theory", ""), ("paper study adaptive", ""),
         ("paper study distortion", ""),
         ("train", ""), ("verify", ""),
     )

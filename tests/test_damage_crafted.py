@@ -386,10 +386,12 @@ def test_changed_metrics_are_noticed_and_old_ones_are_said_not_to_be_verified(
     metrics.write_text(metrics.read_text().replace("1", "2", 1))
     code, _, err = command("list", str(run.path))
     assert (code, "metrics.jsonl is damaged: expected digest" in err) == (2, True)
-    expect_error(command("archive", str(run.path), "-o", "copy"), "metrics.jsonl is damaged")
+    expect_error(
+        command("export", "--archive", str(run.path), "-o", "copy"), "metrics.jsonl is damaged"
+    )
     checkpoint = run.path / "checkpoint.json"
     old = read_json(checkpoint, REMEDY)
     del old["metrics"]
     write_json(checkpoint, old)
     assert "# metrics.jsonl: not verified" in command("list", str(run.path))[1]
-    assert command("archive", str(run.path), "-o", "copy")[0] == 0
+    assert command("export", "--archive", str(run.path), "-o", "copy")[0] == 0

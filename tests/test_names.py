@@ -26,7 +26,7 @@ def test_names_with_markup_are_printed_literally(command: Command, tiny_run: Run
     code, out, err = command("score", str(folder))
     assert code == 0, err
     assert "@[bold]/x[/b].txt, n=20" in out
-    code, _, err = command("archive", str(folder), "-o", "[bold]archive[/b]:x:")
+    code, _, err = command("export", "--archive", str(folder), "-o", "[bold]archive[/b]:x:")
     assert code == 0, err
     assert "demur score '[bold]archive[/b]:x:' reads it" in err
     code, out, err = command("paper", "study", "theory", "[bold]archive[/b]:x:")

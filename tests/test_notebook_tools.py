@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 mpl.use("Agg")
 
@@ -80,9 +81,81 @@ def test_plots_draw_the_figures_of_the_metrics() -> None:
     mpl.pyplot.close("all")
 
 
+def legend(axes: Axes) -> list[str]:
+    found = axes.get_legend()
+    assert found is not None
+    return [text.get_text() for text in found.get_texts()]
+
+
+def test_curves_have_bands_and_areas() -> None:
+    rng = np.random.default_rng(1)
+    correct = rng.random(500) < 0.6
+    score = rng.normal(correct, 1)
+    axes = plot.risk_coverage({"Con": score}, correct)
+    assert legend(axes) == [f"Con, AURC {metrics.aurc(score, correct):.3f}"]
+    curve = metrics.risk_coverage(score, correct)
+    corners = axes.collections[0].get_paths()[0].vertices
+    lo, hi = metrics.wilson(round(curve.risk[-1] * 500), 500)
+    assert np.isclose(np.asarray(corners), [100, 100 * lo]).all(1).any()
+    assert np.isclose(np.asarray(corners), [100, 100 * hi]).all(1).any()
+    axes = plot.roc({"Con": score, "const": np.ones(500)}, correct)
+    x, y = np.asarray(axes.lines[0].get_xydata(), dtype=float).T
+    area = (np.diff(x) * (y[1:] + y[:-1]) / 2).sum() / 1e4
+    assert area == pytest.approx(metrics.auroc(score, correct))
+    assert legend(axes)[1] == "const, AUROC 0.500"
+    plot.roc({"Con": score[correct]}, np.ones(correct.sum(), bool))  # nothing is wrong
+    rows = np.array([[90.0, 60], [94, 50], [92, 58]])
+    axes = plot.seeds([0, 0.1], {"R-Con": rows, "one seed": [80, 70]}, ylabel="accepted errors (%)")
+    assert np.allclose(np.asarray(axes.lines[0].get_ydata()), rows.mean(0))
+    assert len(axes.collections) == 1
+    assert (
+        np.isclose(np.asarray(axes.collections[0].get_paths()[0].vertices), [0, 92 - 2])
+        .all(1)
+        .any()
+    )
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("eps", "accepted errors (%)")
+    mpl.pyplot.close("all")
+
+
+def test_a_scatter_clips_nothing_in_silence() -> None:
+    x, y, correct = [-3.0, 0.2, 9, -np.inf], [0.1, 0.2, 0.9, 0.5], [True, False, True, True]
+    axes = plot.scatter(x, y, correct, thresholds=(0, 0.15), names=("Energy", "Con"))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Energy", "Con")
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert left < -3 and right > 9 and low <= 0.1 and high >= 0.9
+    assert axes.get_title() == "1 of 4 images have an infinite score, not shown"
+    assert legend(axes)[0] == "correct (2)"
+    mpl.pyplot.close("all")
+
+
+def test_figures_are_saved_in_one_style(tmp_path: Path) -> None:
+    with mpl.rc_context({"axes.spines.top": True, "svg.fonttype": "path"}):
+        for ending, start in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
+            contents = []
+            for _ in range(2):
+                axes = plot.separability([0.1, 0.2, 0.4], [True, False, True])
+                assert not axes.spines["top"].get_visible()
+                plot.save(axes, tmp_path / f"figure.{ending}")
+                contents.append((tmp_path / f"figure.{ending}").read_bytes())
+            assert contents[0] == contents[1]
+            assert contents[0].startswith(start)
+    assert ">AUROC" in (tmp_path / "figure.svg").read_text(), "text stays text"
+    (tmp_path / "other.pdf").write_text("mine")
+    with pytest.raises(BadInput):
+        plot.save(axes, tmp_path / "other.pdf")
+    mpl.pyplot.close("all")
+
+
 def test_plots_raise_for_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match="there is no score to draw"):
-        plot.risk_coverage({}, [True])
+    for draw in (plot.risk_coverage, plot.roc):
+        with pytest.raises(BadInput, match="there is nothing to draw"):
+            draw({}, [True])
+    with pytest.raises(BadInput, match="the numbers of images differ"):
+        plot.seeds([1, 2], {"Con": [1, 2, 3]})
+    axes = plot.roc({"Con": [0.1, 0.2]}, [True, False])
+    for path in ("figure.txt", "figure"):
+        with pytest.raises(BadInput, match=r"is no \.pdf, \.svg or \.png file"):
+            plot.save(axes, path)
     with pytest.raises(BadInput, match="every score is infinite"):
         plot.separability([-np.inf, np.inf], [True, False])
     with pytest.raises(BadInput, match="probabilities, not logits"):

@@ -16,7 +16,7 @@ FILES = [
     "report RUN -o", "paper study recipes methods-digits -o", "paper study theory RUN -o",
 ]  # fmt: skip
 FOLDERS = [
-    "train digits-pgdat --out", "demo --out", "archive RUN -o",
+    "train digits-pgdat --out", "demo --out", "export RUN --archive -o",
     "paper study recipes methods-digits --archive",
 ]  # fmt: skip
 

@@ -55,14 +55,18 @@ def test_a_fitted_rejector_gets_its_rows(packed: Run) -> None:
 
 def test_the_command(command: Command, scored_source: LoadedRun) -> None:
     copytree(scored_source.run.path, Path("runs/tiny"))
-    code, _, err = command("archive", "tiny", "-o", "small", "--features", "30")
+    code, _, err = command("export", "--archive", "tiny", "-o", "small", "--features", "30")
     assert code == 0, err
     code, out, err = command("score", "small", "--all")
     assert code == 0, err
     assert "GDA" in out
-    expect_error(command("archive", "tiny", "-o", "small", "--features", "30"), "is in the way")
-    expect_error(command("archive", "tiny", "-o", "s", "--features", "0"), "at least 1 image")
-    both = ["archive", "tiny", "-o", "s", "--features", "9", "--only", "Con"]
+    expect_error(
+        command("export", "--archive", "tiny", "-o", "small", "--features", "30"), "is in the way"
+    )
+    expect_error(
+        command("export", "--archive", "tiny", "-o", "s", "--features", "0"), "at least 1 image"
+    )
+    both = ["export", "--archive", "tiny", "-o", "s", "--features", "9", "--only", "Con"]
     expect_error(command(*both), "leave out one")
 
 

@@ -11,15 +11,15 @@ import torch
 
 from demur.errors import Diverged
 from demur.evaluate import RecordOptions
+from demur.files.tables import escape
 from demur.paper import cells
 from demur.paper.cells import needs
 from demur.paper.figures import FIGURES, figure_needs
-from demur.paper.pages import escape
 from demur.paper.paper_runs import Job, Need, RunSource, compute, nets_of
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
-from demur.report.figures import drawing, saved
+from demur.report.plot import drawing, saved
 from demur.runs import Record
 from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error

@@ -91,7 +91,8 @@ def test_commands_that_need_outputs_say_that_they_are_missing(
         "does not contain the score Energy(tau=1.0)",
     )
     expect_error(
-        command("archive", str(scores_only_run.path), "-o", "x", "--only", "Energy"), "has neither"
+        command("export", "--archive", str(scores_only_run.path), "-o", "x", "--only", "Energy"),
+        "has neither",
     )
     assert list(in_empty_folder.iterdir()) == []
 

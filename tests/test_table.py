@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from demur.errors import Diverged
+from demur.evaluate.seeds import paired
 from demur.metrics import Difference
 from demur.paper.comparisons import (
     COMPARISONS,
@@ -14,7 +15,6 @@ from demur.paper.comparisons import (
     average_seeds,
     entry_folder,
     measure_comparison,
-    paired,
 )
 from demur.paper.pages import comparison_page
 from demur.paper.paper_runs import RunSteps, StoredRuns, compute

@@ -83,7 +83,7 @@ def test_missing_scores_are_named(command: Command, in_empty_folder: Path) -> No
     arguments = ["methods-digits", *TINIEST, "--only", "pgdat-rr"]
     assert command(*STUDY, *arguments)[0] == 0
     (run,) = Path("runs").iterdir()
-    assert command("archive", str(run), "-o", "kept/rr", "--only", "Con")[0] == 0
+    assert command("export", "--archive", str(run), "-o", "kept/rr", "--only", "Con")[0] == 0
     code, page, err = command(*STUDY, *arguments, "--from", "kept")
     assert code == 0, err
     assert "| pgdat-rr | Con |" in page
@@ -109,7 +109,7 @@ def test_stored_records_are_read_and_missing_ones_named(
     run = in_empty_folder / "runs" / trained["run"]
     for path in (run / "records").glob("pgd-20-*"):
         path.unlink()
-    assert command("archive", str(run), "-o", "kept/rr")[0] == 0
+    assert command("export", "--archive", str(run), "-o", "kept/rr")[0] == 0
     arguments += ["pgdat,pgdat-rr"]
     before = {path: path.stat().st_mtime_ns for path in in_empty_folder.rglob("*")}
     code, page, err = command(*STUDY, *arguments, "--seeds", "2", "--from", "kept")
@@ -131,7 +131,7 @@ def test_stored_records_are_read_and_missing_ones_named(
     assert (code, page) == (2, ""), "no result comes from this run"
     assert f"{arrays} is missing, though {arrays.stem}.json is there" in err
     moved.rename(arrays)
-    assert command("archive", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
+    assert command("export", "--archive", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
     expect_error(
         command(*STUDY, *arguments, "--from", "kept"), "again and rr in kept have the same recipe"
     )

@@ -147,7 +147,7 @@ def test_the_plot_draws_the_curve_inside_its_band() -> None:
     for x, y in np.asarray(line.get_xydata(), dtype=float):
         at = ends[np.isclose(ends[:, 0], x)][:, 1]
         assert at.min() - 1e-9 <= y <= at.max() + 1e-9
-    with pytest.raises(BadInput, match="no worst case"):
+    with pytest.raises(BadInput, match="there is nothing to draw"):
         plot.worst_case({})
 
 

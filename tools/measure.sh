@@ -24,7 +24,7 @@ run)
   shift 2
   demur train "$@" --data "$data" --out "$run"
   demur attack "$run" clean pgd-10 pgd-100 pgd-100:restarts=10 --keep-images 0 --data "$data"
-  demur archive "$run" --data "$data" -o "$out/archive/$(basename "$run")"
+  demur export "$run" --archive --data "$data" -o "$out/archive/$(basename "$run")"
   ;;
 *)
   echo "there is no stage $stage; use check, speed, wide, attacks, rejection or run" >&2

@@ -20,17 +20,18 @@ from typer.core import TyperGroup
 
 from demur.cli.interrupt import INTERRUPTED, ctrl_c
 from demur.errors import BadInput, lack, visible
+from demur.files.tables import check_format
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
+    "train", "sweep", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
     "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
-    "Train": ("demo", "list", "data", "train", "retrofit"),
+    "Train": ("demo", "list", "data", "train", "sweep", "retrofit"),
     "Attack": ("attack", "audit"),
-    "Judge": ("score", "report", "explore", "verify"),
-    "Ship": ("calibrate", "export", "predict", "serve", "archive", "guard"),
+    "Judge": ("score", "compare", "report", "verify"),
+    "Ship": ("calibrate", "export", "predict", "serve", "guard"),
     "Paper": ("paper",),
 }
 PANEL_OF = {name: title for title, names in PANELS.items() for name in names}
@@ -42,19 +43,24 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
+    "explore": "report --live",
+    "archive": "export --archive",
 }
+
+
+MODES = ("export --archive", "report --live")  # commands of their own, with other options
 
 
 class OrderedGroup(TyperGroup):
     """The commands in panels, in the order of use; an old spelling is answered by the new one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=COMMANDS.index)
+        return sorted(set(super().list_commands(ctx)) - {*MODES}, key=COMMANDS.index)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found: Any = super().get_command(ctx, cmd_name)
         if found is not None:
-            found.rich_help_panel = PANEL_OF[cmd_name]
+            found.rich_help_panel = PANEL_OF[cmd_name.partition(" ")[0]]
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -64,6 +70,10 @@ class OrderedGroup(TyperGroup):
             rest = ("--from" if word == "--kept" else word for word in args[1:])
             words = shlex.join(["demur", *MOVED[args[0]].split(), *rest])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
+        for mode in MODES:
+            name, flag = mode.split()
+            if args[0] == name and flag in args:
+                args = [mode, *(word for word in args[1:] if word != flag)]
         return super().resolve_command(ctx, args)
 
 
@@ -108,6 +118,9 @@ Verify = Annotated[
     bool, option("Hash the files of own images; else their times are compared.", "--verify")
 ]
 FirstN = Annotated[int | None, option("Use the first N images only.", "--n", shown="all")]
+TableFormat = Annotated[
+    str, option("Of tables: text, markdown, latex, csv or json.", "--format", callback=check_format)
+]
 AsJson = Annotated[bool, option("Print JSON instead of tables.", "--json")]
 
 
@@ -215,7 +228,7 @@ def stop_message(words: list[str]) -> str:
 
     `words` are the words after `demur` on the command line.
     """
-    if words[:1] == ["explore"]:  # Ctrl-C is how it ends
+    if words[:1] == ["report"] and "--live" in words:  # Ctrl-C is how it ends
         return "stopped"
     if not _resumes(words):
         return "stopped; nothing is stored, and the same command starts from the beginning"

@@ -2,6 +2,7 @@
 
 from demur.cli import (
     audit,
+    compare,
     data,
     demo,
     evaluate,
@@ -16,6 +17,6 @@ from demur.cli import (
 from demur.cli.app import app, main
 
 __all__ = [
-    "app", "audit", "data", "demo", "evaluate", "export", "guard", "listing", "main", "report",
+    "app", "audit", "compare", "data", "demo", "evaluate", "export", "guard", "listing", "main", "report",
     "serve", "train", "verify",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""demur attack, demur score and demur archive."""
+"""demur attack, demur score and demur export --archive."""
 
 import json
 import shlex
@@ -16,6 +16,7 @@ from demur.cli.app import (
     Device,
     Engine,
     FirstN,
+    TableFormat,
     Verify,
     app,
     option,
@@ -28,7 +29,7 @@ from demur.files.output_paths import output_folder
 if TYPE_CHECKING:
     from demur.attacks import Attack
     from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
-    from demur.evaluate.accepted_errors import ScoredWorstCase
+    from demur.evaluate.accepted_errors import ScoredWorstCase, WorstCaseRow
     from demur.evaluate.certificates import IssuedCertificate, Retest
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
@@ -44,6 +45,8 @@ THRESHOLDS_FROM_CAL = (
     "paper, or score the test images"
 )
 SignKey = Annotated[str | None, option("Sign with this private key (PEM).", shown="unsigned")]
+AllSettings = Annotated[bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")]
+OracleProbes = Annotated[bool, option("Also fit probes that know the labels.", "--oracle-probes")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -133,8 +136,8 @@ def attack_all(
     attacks: list[str],
     options: "RecordOptions",
     rejectors: "Sequence[Rejector]" = (),
-) -> None:
-    """Make the record of each attack; wrong names raise before any work.
+) -> dict[str, "Record"]:
+    """Make the record of each attack, by its label; wrong names raise before any work.
 
     An attack on a rejector is made for each of the given ones instead of its own.
     """
@@ -147,8 +150,7 @@ def attack_all(
         for text in attack_group(name)
         for aimed in aimed_at(text, attack_named(text, loaded.run.recipe), rejectors)
     ]
-    for label, spec in specs:
-        attack_and_report(loaded, label, spec, options)
+    return {label: attack_and_report(loaded, label, spec, options) for label, spec in specs}
 
 
 def attack_and_report(
@@ -163,8 +165,8 @@ def attack_and_report(
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(loaded, label, attack, options, bar.on_progress)
     on_message(
-        f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
-        f"record {record.digest[:12]}"
+        f"{loaded.run.name}, {label}: {percent(record.correct.mean())}% of {len(record.y)} images "
+        f"correct; record {record.digest[:12]}"
     )
     if isinstance(attack, Clean):
         warn_at_chance(loaded, record)
@@ -187,16 +189,13 @@ def score(
     run: RunName,
     protocol: Annotated[str, option("paper, deploy or both.")] = "both",
     split: Annotated[str, option("test; or val, to select a rejector.")] = "test",
-    sweep: Annotated[
-        bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")
-    ] = False,
+    sweep: AllSettings = False,
     show_all: Annotated[
         bool, option("Every rejector, not only Con and the head's own.", "--all")
     ] = False,
-    oracle_probes: Annotated[
-        bool, option("Also fit probes that know the labels.", "--oracle-probes")
-    ] = False,
+    oracle_probes: OracleProbes = False,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
+    form: TableFormat = "text",
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -227,22 +226,23 @@ def score(
     records = [*(one.record for one in scored), *(one.record for one in worst)]
     certificates = retests(loaded, evaluation.scores, records)
     sanity = terminal.Sanity.of(run_checks(records, evaluation), loaded.run, records)
-    if as_json:
-        entries = _as_json(scored, protocols, certificates) | sanity.to_json()
-        entries["worst_case"] = [entry.row.to_json() for entry in worst]
+    worst_rows = [entry.row for entry in worst]
+    if as_json or form == "json":
+        entries = _as_json(scored, protocols, certificates, worst_rows) | sanity.to_json()
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, [*main_rejectors(loaded), *named]
     if not (show_all or sweep or oracle_probes):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
-    terminal.show_scores(main, protocols)
-    terminal.show_worst_cases([entry.row for entry in worst])
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
-    if hidden:
-        typer.echo(f"{hidden} more lines of other rejectors: add --all")
-    terminal.show_oracle_probes(scored)
-    show_retests(certificates)
-    terminal.show_sanity(sanity)
+    with terminal.tables_as(form):
+        terminal.show_scores(main, protocols)
+        terminal.show_worst_cases(worst_rows)
+        if hidden:
+            terminal.terminal().print(f"{hidden} more lines of other rejectors: add --all")
+        terminal.show_oracle_probes(scored)
+        show_retests(certificates)
+        terminal.show_sanity(sanity)
 
 
 def main_rejectors(loaded: "LoadedRun") -> list[str]:
@@ -254,6 +254,7 @@ def _as_json(
     scored: list["ScoredRecord"],
     protocols: tuple["Protocol", ...],
     certificates: list[tuple["IssuedCertificate", list["Retest"]]],
+    worst: list["WorstCaseRow"],
 ) -> dict[str, Any]:
     return {
         "attacks": [entry.summary.to_json() for entry in scored],
@@ -262,6 +263,7 @@ def _as_json(
             {"certificate": made.metadata, "retests": [test.to_json() for test in tests]}
             for made, tests in certificates
         ],
+        "worst_case": [row.to_json() for row in worst],
     }
 
 
@@ -406,7 +408,7 @@ def score_worst_cases(
     return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
 
 
-@app.command()
+@app.command("export --archive", hidden=True)
 def archive(
     run: RunName,
     out: Annotated[str, option("A new folder.", "-o", "--out", callback=output_folder())],
@@ -428,7 +430,7 @@ def archive(
 
     With --features the copy is a pack on which new rejectors can be fitted and scored.
 
-    Example: demur archive digits-pgdat-rr -o results/digits
+    Example: demur export digits-pgdat-rr --archive -o results/digits
     """
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import archive as archive_run

@@ -123,7 +123,7 @@ def export(
     data: DataFolder = None,
     verify: Verify = False,
 ) -> None:
-    """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
+    """Write a run as a guard: weights, thresholds and a model card; --archive copies its records.
 
     Later: demur guard info | diff | recalibrate.
 

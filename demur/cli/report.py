@@ -1,4 +1,4 @@
-"""demur report and demur explore: one page about runs, as a file or live."""
+"""demur report: one page about runs, as a file or live."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +39,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about all records of one to six runs.
 
+    demur report --live serves it and follows a training or an attack in progress; see its -h.
+
     Example: demur report digits-pgdat-rr -o report.html
     """
     from demur.report.page import write_page
@@ -66,8 +68,8 @@ def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "Scor
     return ScoredRun(loaded, evaluation, scored, score_worst_cases(loaded, evaluation))
 
 
-@app.command()
-def explore(
+@app.command("report --live", hidden=True)
+def live(
     runs: RunNames,
     port: Annotated[int, option("Port on this machine; 0 takes a free one.", min=0, max=65535)] = 0,
     no_open: Annotated[
@@ -81,7 +83,7 @@ def explore(
 
     The page is served to this machine only, until Ctrl-C.
 
-    Example: demur explore digits-pgdat-rr --no-open
+    Example: demur report --live digits-pgdat-rr --no-open
     """
     import webbrowser
 

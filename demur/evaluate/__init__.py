@@ -8,6 +8,7 @@ archive    copies a run without weights; a pack keeps features, for new rejector
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
+from demur.evaluate.paired_counts import PairedCounts, compare, paired_shares
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import (
@@ -23,8 +24,8 @@ from demur.evaluate.score import (
 )
 
 __all__ = [
-    "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun", "Protocol",
-    "Ranking", "RecordOptions", "RejectorEvaluation", "Row", "ScoredRecord", "StoredScore",
-    "Summary", "accepted", "archive", "pack", "resolve_thresholds", "run_attack", "tcon_of",
-    "values",
+    "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun",
+    "PairedCounts", "Protocol", "Ranking", "RecordOptions", "RejectorEvaluation", "Row",
+    "ScoredRecord", "StoredScore", "Summary", "accepted", "archive", "compare", "pack",
+    "paired_shares", "resolve_thresholds", "run_attack", "tcon_of", "values",
 ]  # fmt: skip

@@ -142,6 +142,23 @@ def risk_coverage(score: ArrayLike, correct: ArrayLike) -> Curve:
     return Curve(accepted / accepted[-1], n_wrong / accepted, threshold)
 
 
+def risk_at_coverage(score: ArrayLike, correct: ArrayLike, coverage: float = 0.8) -> float:
+    """Selective risk of the highest threshold that accepts at least this share of the images."""
+    check_share("coverage", coverage, allow_one=True)
+    curve = risk_coverage(score, correct)
+    return float(curve.risk[np.searchsorted(curve.coverage, coverage)])
+
+
+def coverage_at_risk(score: ArrayLike, correct: ArrayLike, risk: float = 0.05) -> float:
+    """Largest coverage at which at most this share of the accepted is wrong; 0.0 if there is none.
+
+    The threshold is chosen on these labels: `certify_threshold` gives one that holds for others.
+    """
+    check_share("risk", risk)
+    curve = risk_coverage(score, correct)
+    return float(curve.coverage[curve.risk <= risk].max(initial=0.0))
+
+
 def aurc(score: ArrayLike, correct: ArrayLike) -> float:
     """AURC: mean over k = 1..n of the risk of the k highest scores, ties in random order."""
     errors = _expected_errors(*scored_pair(score, correct))

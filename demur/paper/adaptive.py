@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich import box
 from rich.table import Table
 
 from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
@@ -20,7 +19,7 @@ from demur.evaluate.score import BASELINE, Protocol, RejectorEvaluation, Row, Sc
 from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
 from demur.recipes.attacks import RESTARTS, STEPS
 from demur.rejectors import Con, Rejector
-from demur.report.terminal import percent, show_scores, show_table, table_width, terminal
+from demur.report.terminal import percent, plain_table, show_scores, show_table, terminal
 from demur.runs import Record
 
 ETAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # the paper's
@@ -247,35 +246,24 @@ class AdaptiveResults:
 def show_adaptive(results: AdaptiveResults) -> None:
     """Print the table of the paper protocol, then that of the deploy protocol."""
     if results.tried:
-        wide = paper_table(results)
-        fits = table_width(wide) <= terminal().width
-        show_table(wide if fits else paper_table(results, narrow=True))
+        show_table(paper_table(results))
     if results.worst is not None:
         show_scores([results.plain, results.worst], ["deploy"])
         terminal().print(worst_case_sentence(results), soft_wrap=True)
 
 
-def paper_table(results: AdaptiveResults, narrow: bool = False) -> Table:
+def paper_table(results: AdaptiveResults) -> Table:
     """Return a table of objectives and etas in the paper protocol, with the minima marked."""
-    table = Table(
-        title="paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
-        title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
-        caption=CAPTION, caption_justify="left", padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    table.add_column("objective, eta", no_wrap=True)
-    table.add_column("accuracy", justify="right", no_wrap=True)
-    for name in results.rejectors:
-        for figure in ("accuracy of accepted", "AUROC"):
-            header = f"{name}:\n{figure}" if narrow else f"{name}: {figure}"
-            table.add_column(header, justify="right", no_wrap=True)
-    table.add_row(
-        results.plain.summary.attack, *_cells(results.plain, results.rejectors, None, narrow)
-    )
+    title = "paper: TPR-95 threshold chosen with labels on each scored set (strict >)"
+    figures = ("accuracy of accepted", "AUROC")
+    headers = [f"{name}: {figure}" for name in results.rejectors for figure in figures]
+    table = plain_table(title, "objective, eta", "accuracy", *headers, caption=CAPTION)
+    table.add_row(results.plain.summary.attack, *_cells(results.plain, results.rejectors, None))
     for trial, stars in zip(results.tried, _stars(results), strict=True):
         if trial.eta == results.tried[0].eta:
             table.add_section()
             table.add_row(f"{trial.objective}: {trial.formula}", style="bold")
-        table.add_row(f"  {trial.eta:g}", *_cells(trial.scored, results.rejectors, stars, narrow))
+        table.add_row(f"  {trial.eta:g}", *_cells(trial.scored, results.rejectors, stars))
     return table
 
 
@@ -301,19 +289,17 @@ def _stars(results: AdaptiveResults) -> list[list[str]]:
 
 
 def _cells(
-    scored: ScoredRecord, rejectors: Sequence[str], stars: Sequence[str] | None, narrow: bool
+    scored: ScoredRecord, rejectors: Sequence[str], stars: Sequence[str] | None
 ) -> list[str]:
     rows = [row_of(scored, name, "paper") for name in rejectors]
-    figures = [figure for row in rows for figure in _figures(row, narrow)]
+    figures = [figure for row in rows for figure in _figures(row)]
     marked = zip(stars or [""] * len(figures), figures, strict=True)
     return [percent(scored.summary.accuracy), *(star + figure for star, figure in marked)]
 
 
-def _figures(row: Row, narrow: bool) -> tuple[str, str]:
+def _figures(row: Row) -> tuple[str, str]:
     area, (lo, hi) = row.ranking.auroc, row.ranking.auroc_interval
-    separator = "\n" if narrow else " "
-    auroc = f"{area:.3f}{separator}[{lo:.3f}, {hi:.3f}]"
-    return percent(row.point.accuracy, row.accuracy_interval, narrow), auroc
+    return percent(row.point.accuracy, row.accuracy_interval), f"{area:.3f} [{lo:.3f}, {hi:.3f}]"
 
 
 def _plain(scored: ScoredRecord) -> dict[str, Any]:

@@ -7,15 +7,11 @@ A training that diverged or failed becomes a result with the reason. The paper s
 by their margin. Its CCAT is that of the reference code.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
-
-from scipy.stats import t
 
 from demur.data import SplitName
 from demur.errors import BadInput, Diverged, suggestion
@@ -27,7 +23,8 @@ from demur.evaluate import (
     Row,
     ScoredRecord,
 )
-from demur.metrics import Difference, Interval
+from demur.evaluate.seeds import Mean, mean_of, paired
+from demur.metrics import Difference
 from demur.paper.paper_runs import Failure, Need, StoredRuns
 from demur.paper.published import PAPER_TABLES, PaperRow
 from demur.paper.scales import COMPARED_CHANGES
@@ -37,7 +34,6 @@ from demur.runs import Run, run_folder
 from demur.spec import digest
 
 NOT_MEASURED, WITHOUT, DIVERGED = "not measured yet", "without", "diverged"
-Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
 
 
 class PublishedScore(NamedTuple):
@@ -308,15 +304,6 @@ def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean over seeds."""
-
-    value: float
-    spread: float | None  # standard deviation over seeds; None for a single seed
-    interval: Interval | None = None  # 95% interval, only for a single seed
-
-
-@dataclass(frozen=True)
 class SeedAverage:
     """One rejector of one entry under one attack in one protocol, averaged over seeds."""
 
@@ -345,29 +332,6 @@ def average_seeds(results: Iterable[TrainingResult]) -> list[SeedAverage]:
     return [_average(*key, members) for key, members in groups.items()]
 
 
-def paired(differences: Sequence[Difference]) -> Difference:
-    """The mean of the differences of several seeds, all measured on the same images.
-
-    The variance has two parts: that of the images, which more seeds do not reduce, and that of the
-    seeds, divided by their number. The interval uses Student's t.
-    """
-    if len(differences) == 1:
-        return differences[0]
-    value = fmean(difference.value for difference in differences)
-    image_variance = fmean(((d.hi - d.lo) / (2 * Z)) ** 2 for d in differences)
-    seed_variance = stdev(d.value for d in differences) ** 2 / len(differences)
-    error = math.sqrt(image_variance + seed_variance)
-    if error == 0:
-        return Difference(value, value, value, float(value == 0))
-    # Satterthwaite: only the seed variance is estimated from few samples
-    freedom = math.inf
-    if seed_variance:
-        freedom = (len(differences) - 1) * (error**2 / seed_variance) ** 2
-    margin = float(t.ppf(0.975, freedom)) * error
-    p = 2 * float(t.sf(abs(value) / error, freedom))
-    return Difference(value, value - margin, value + margin, p)
-
-
 def _average(
     entry: str,
     label: str,
@@ -380,18 +344,11 @@ def _average(
     accuracy = [result.accuracy[label] for result, _ in members if result.accuracy is not None]
     return SeedAverage(
         entry, label, rejector, protocol, len(rows), n,
-        _mean(accuracy),
-        _mean([row.point.accuracy for row in rows], rows[0].accuracy_interval),
+        mean_of(accuracy),
+        mean_of([row.point.accuracy for row in rows], rows[0].accuracy_interval),
         paired([row.accuracy_vs_con for row in rows]),
-        _mean([row.point.coverage for row in rows], rows[0].coverage_interval),
-        _mean([row.point.accepted_wrong for row in rows], rows[0].accepted_wrong_interval),
-        _mean([row.ranking.auroc for row in rows], rows[0].ranking.auroc_interval),
+        mean_of([row.point.coverage for row in rows], rows[0].coverage_interval),
+        mean_of([row.point.accepted_wrong for row in rows], rows[0].accepted_wrong_interval),
+        mean_of([row.ranking.auroc for row in rows], rows[0].ranking.auroc_interval),
         paired([row.ranking.auroc_vs_con for row in rows]),
     )  # fmt: skip
-
-
-def _mean(values: Sequence[float], interval: Interval | None = None) -> Mean:
-    """The mean; `interval` is that of the first value and applies if it is the only one."""
-    if len(values) == 1:
-        return Mean(values[0], None, interval)
-    return Mean(fmean(values), stdev(values))

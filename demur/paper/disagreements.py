@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from demur.files.tables import grid
 from demur.paper.cells import Cell
-from demur.paper.pages import grid, number_text
+from demur.paper.pages import number_text
 
 Status = Literal["shown", "likely", "open"]
 POINTS, AREA = 1.5, 0.02  # smaller differences are not listed

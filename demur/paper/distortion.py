@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from demur import metrics
@@ -26,7 +25,7 @@ from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe
 from demur.recipes import attack as attack_named
 from demur.rejectors import Rejector
-from demur.report.terminal import percent, show_table, terminal
+from demur.report.terminal import percent, plain_table, show_table, terminal
 from demur.runs import Record
 
 NORMAL = "normal"
@@ -226,14 +225,9 @@ def show_distances(lines: Sequence[Distances]) -> None:
 
 def distance_table(lines: Sequence[Distances]) -> Table:
     """Return minimum-norm attacks by norm, normal beside adaptive."""
-    table = Table(
-        title=f"smallest change that breaks an image, n={lines[0].n}", title_justify="left",
-        title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        caption=DISTANCE_CAPTION, caption_justify="left",
-    )  # fmt: skip
-    table.add_column("distance, must be accepted by", no_wrap=True)
-    for name in DISTANCE_COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"smallest change that breaks an image, n={lines[0].n}"
+    first = "distance, must be accepted by"
+    table = plain_table(title, first, *DISTANCE_COLUMNS, caption=DISTANCE_CAPTION)
     for norm in dict.fromkeys(line.norm for line in lines):
         table.add_row(UNITS[norm], style="bold")
         for line in lines:

@@ -24,7 +24,8 @@ from demur.recipes import Recipe
 from demur.rejectors import Con, RCon
 from demur.rejectors.rule import Score
 from demur.report import plot
-from demur.report.figures import FAINT, INK, MOST_POINTS, RIGHT, STROKES, WRONG
+from demur.report.figures import STROKES
+from demur.report.plot import CORRECT, FAINT, INK, MOST_POINTS, WRONG
 from demur.runs import Record
 from demur.spec import show
 
@@ -82,7 +83,7 @@ def _columns(
         if with_accurate_head:
             inside &= is_xi_accurate(inputs, xi)
         for chosen, name, marker, colour, side in (
-            (inside & inputs.correct, "correct", "o", RIGHT, -1),
+            (inside & inputs.correct, "correct", "o", CORRECT, -1),
             (inside & ~inputs.correct, "wrong", "x", WRONG, 1),
         ):
             y = inputs.rcon[chosen]
@@ -119,7 +120,7 @@ def xi_against_confidence(figure: "Figure", records: Records, recipes: Recipes) 
 
 def _two_groups(axes: "Axes", x: FloatArray, y: FloatArray, correct: BoolArray) -> None:
     for chosen, name, marker, colour in (
-        (correct, "correct", "o", RIGHT),
+        (correct, "correct", "o", CORRECT),
         (~correct, "wrong", "x", WRONG),
     ):
         axes.scatter(
@@ -271,10 +272,10 @@ def module(figure: "Figure", records: Records, recipes: Recipes) -> None:
     boxes = {
         "input": (1, 15, 10, 10, "input\n$x$", FAINT),
         "backbone": (17, 12, 15, 16, "backbone\nfeature $z$", INK),
-        "classifier": (38, 24, 20, 10, "classifier $f_θ(x)$\nsoftmax($Wz + b$)", RIGHT),
+        "classifier": (38, 24, 20, 10, "classifier $f_θ(x)$\nsoftmax($Wz + b$)", CORRECT),
         "aux": (38, 5, 20, 10, "RR module\n$A_φ(x)$ in $[0, 1]$", WRONG),
-        "tcon": (64, 30, 16, 9, "T-Con\n$f_θ(x)[y]$", RIGHT),
-        "con": (64, 17, 16, 9, "confidence\n$f_θ(x)[y^m]$", RIGHT),
+        "tcon": (64, 30, 16, 9, "T-Con\n$f_θ(x)[y]$", CORRECT),
+        "con": (64, 17, 16, 9, "confidence\n$f_θ(x)[y^m]$", CORRECT),
         "rcon": (64, 1, 16, 9, "R-Con\ncon $\\cdot\\, A_φ(x)$", WRONG),
         "loss": (86, 14, 13, 12, "$L_{RR}$ =\nBCE(R-Con,\nT-Con)", INK),
     }

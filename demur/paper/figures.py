@@ -21,7 +21,7 @@ from demur.paper.paper_runs import Need, StoredRuns
 from demur.paper.scales import SCALES, Scale
 from demur.recipes import Recipe, attack
 from demur.rejectors.rule import Score
-from demur.report.figures import drawing, saved
+from demur.report.plot import drawing, saved
 from demur.runs import Record
 
 if TYPE_CHECKING:

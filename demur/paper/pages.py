@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from demur.evaluate import ORACLE
+from demur.files.tables import PACKAGES, escape, grid, latex_table
 from demur.metrics import Difference
 from demur.paper.cells import Cell
 from demur.paper.comparisons import (
     DIVERGED,
     PUBLISHED_NOTE,
     Comparison,
-    Mean,
     PublishedScore,
     PublishedScores,
     SeedAverage,
@@ -23,6 +23,7 @@ from demur.paper.comparisons import (
 )
 from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.scales import ALL_IMAGES
+from demur.report.terminal import spread_text
 
 TITLE = "# Results"
 INTRODUCTION = """\
@@ -42,12 +43,6 @@ LAST_EPOCH = """\
 The paper selects the epoch with the best accuracy under PGD-10 on the test images. Where that is
 not the last epoch, the number of the last one follows after a slash.
 """
-SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
-}  # fmt: skip
-
 HEADINGS = (
     "training", "score", "accuracy", "TPR-95: accuracy on accepted", "vs Con", "AUROC", "vs Con"
 )  # fmt: skip
@@ -76,16 +71,6 @@ LEARNED_CAPTION = "Rejectors fitted to features of the trained net, TPR-95 and A
 NO_CORRECT_NOTE = (
     "AUROC is undefined if no prediction is correct; the table then shows 0.500 [0.000, 1.000]."
 )
-
-
-def grid(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], align: str, spaced: bool = False
-) -> str:
-    """A Markdown table; `align` has l or r for each column."""
-    first = "|".join(f" {heading} " if heading else " " for heading in headings)
-    gap = " " if spaced else ""
-    rule = "|".join(f"{gap}{'---:' if side == 'r' else '---'}{gap}" for side in align)
-    return "\n".join([f"|{first}|", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def results_page(
@@ -193,41 +178,24 @@ def number_text(value: float, column: str) -> str:
 def latex_page(cells: Sequence[Cell], command: str) -> str:
     """The tables of the cells, each a table environment."""
     # in a comment only a line break is special
-    lines = [f"% made by {' '.join(command.split())}", r"% needs \usepackage{booktabs,graphicx}"]
+    lines = [f"% made by {' '.join(command.split())}", PACKAGES]
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
-        lines += ["", *_table(TABLES_BY_NUMBER[number], own)]
+        lines += ["", _table(TABLES_BY_NUMBER[number], own)]
     return "\n".join(lines) + "\n"
 
 
-def escape(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
-    return "".join(SPECIAL.get(letter, letter) for letter in text)
-
-
-def _table(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+def _table(table: PaperTable, cells: Sequence[Cell]) -> str:
     notes, width = Notes(), len(table.columns)
-    header = " & ".join(["", *(escape(column.label) for column in table.columns)])
-    rows = []
-    for i, row in enumerate(table.rows):
-        shown = [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
-        rows.append(" & ".join([escape(row.label), *shown]) + r" \\")
-    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
-    return [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escape(' '.join(caption.split()))}}}",
-        rf"\label{{tab:paper-{table.number}}}",
-        r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{l{'r' * width}}}",
-        r"\toprule",
-        header + r" \\",
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}}",
-        r"\end{table}",
+    rows = [
+        [escape(row.label)]
+        + [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
+        for i, row in enumerate(table.rows)
     ]
+    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
+    headings = ["", *(escape(column.label) for column in table.columns)]
+    caption, label = escape(" ".join(caption.split())), f"tab:paper-{table.number}"
+    return latex_table(caption, headings, rows, "l" + "r" * width, label)
 
 
 def _latex_value(cell: Cell, notes: Notes) -> str:
@@ -329,7 +297,7 @@ def _learned_grid(rows: Sequence[SeedAverage], seeds: int, table: Comparison) ->
         of_entry = {name: by_name.get((entry, name)) for name in table.learned}
         first = next(row for row in of_entry.values() if row)
         cells = [
-            f"{_percent(row.right)}, {row.auroc.value:.3f}" if row else ""
+            f"{spread_text(row.right)}, {row.auroc.value:.3f}" if row else ""
             for row in of_entry.values()
         ]
         lines.append((_name(first, seeds), *cells))
@@ -350,28 +318,14 @@ def _name(row: SeedAverage, seeds: int) -> str:
 
 def _score_cells(row: SeedAverage) -> tuple[str, ...]:
     return (
-        row.rejector, _percent(row.all), _percent(row.right),
-        _difference(row.right_vs_con, 100, 1, row.rejector), _with_spread(row.auroc, 1, 3),
+        row.rejector, spread_text(row.all), spread_text(row.right),
+        _difference(row.right_vs_con, 100, 1, row.rejector), spread_text(row.auroc, 1, 3),
         _difference(row.auroc_vs_con, 1, 3, row.rejector),
     )  # fmt: skip
 
 
 def _frozen(row: SeedAverage | None) -> tuple[str, str]:
-    return ("", "") if row is None else (_percent(row.coverage), _percent(row.accepted_wrong))
-
-
-def _percent(mean: Mean) -> str:
-    return _with_spread(mean, 100, 1)
-
-
-def _with_spread(mean: Mean, scale: float, digits: int) -> str:
-    text = f"{scale * mean.value:.{digits}f}"
-    if mean.spread is not None:
-        return f"{text} ± {scale * mean.spread:.{digits}f}"
-    if mean.interval is not None:
-        lo, hi = (f"{scale * end:.{digits}f}" for end in mean.interval)
-        return f"{text} [{lo}, {hi}]"
-    return text
+    return ("", "") if row is None else (spread_text(row.coverage), spread_text(row.accepted_wrong))
 
 
 def _difference(gap: Difference, scale: float, digits: int, rejector: str) -> str:

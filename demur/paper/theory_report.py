@@ -27,17 +27,8 @@ from demur.paper.theory import (
     WorstCaseXi,
     outputs_at,
 )
-from demur.report.figures import (
-    FAINT,
-    INK,
-    MOST_POINTS,
-    RIGHT,
-    STROKES,
-    WRONG,
-    check_installed,
-    drawing,
-    saved,
-)
+from demur.report.figures import STROKES, check_installed
+from demur.report.plot import CORRECT, FAINT, INK, MOST_POINTS, WRONG, drawing, saved
 from demur.report.terminal import percent, show_table, terminal
 from demur.runs import Record, Run
 
@@ -306,7 +297,7 @@ def theory_svg(shown: RecordTheory, record: Record, tau: float) -> bytes:
 def _xi_against_con(axes: "Axes", inputs: TheoryInputs) -> None:
     as_pixels = len(inputs.con) > MOST_POINTS
     for chosen, name, marker, colour, size in (
-        (inputs.correct, "correct", "o", RIGHT, 5),
+        (inputs.correct, "correct", "o", CORRECT, 5),
         (~inputs.correct, "wrong", "x", WRONG, 8),
     ):
         axes.scatter(

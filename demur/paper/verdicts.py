@@ -27,9 +27,9 @@ from demur.calibrate import TPR
 from demur.evaluate import values
 from demur.evaluate.record_scores import can_score
 from demur.evaluate.score import summary
+from demur.files.tables import grid
 from demur.metrics import BoolArray, Difference, FloatArray, Resamples
 from demur.paper.cells import STORED_SCALES, record_file
-from demur.paper.pages import grid
 from demur.paper.paper_runs import StoredRuns
 from demur.paper.published import PAPER_TABLES
 from demur.paper.scales import SCALES

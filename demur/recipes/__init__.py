@@ -47,7 +47,7 @@ from demur.spec.importing import allow_import, is_import_path
 __all__ = [
     "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "AnyName",
     "Recipe", "aimed_at", "as_rejector", "attack", "attack_group", "hint_for", "recipe",
-    "rejector_name", "rejectors_named", "with_changes",
+    "rejector_name", "rejectors_named", "split_changes", "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -117,7 +117,7 @@ def with_changes(recipe: Recipe, changes: Iterable[str]) -> Recipe:
 def attack(text: str, recipe: Recipe) -> Attack:
     """Attack described by `name:key=value,...` or `@FILE:key=value,...` for a run of `recipe`."""
     name, _, changes = text.partition(":")
-    parts = _split_changes(changes)
+    parts = split_changes(changes)
     if name.startswith("@"):
         spec = _read_file(Path(name[1:]))
         if not isinstance(spec, Attack):
@@ -147,7 +147,7 @@ def rejectors_named(given: AnyName | Iterable[AnyName], recipe: Recipe) -> dict[
     """
     found: dict[str, Rejector] = {}
     for one in [given] if isinstance(given, str | Rejector | type) else given:
-        for part in _split_changes(one) if isinstance(one, str) else [one]:
+        for part in split_changes(one) if isinstance(one, str) else [one]:
             known = recipe.rejectors()
             name = find_name(part.strip(), known) if isinstance(part, str) else None
             spec = known[name] if name else as_rejector(part, known)
@@ -207,7 +207,7 @@ def read_recipe(path: Path) -> Recipe:
     return spec
 
 
-def _split_changes(changes: str) -> list[str]:
+def split_changes(changes: str) -> list[str]:
     """Changes separated by commas outside of all brackets."""
     parts, depth = [""], 0
     for letter in changes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from demur.evaluate.certificates import IssuedCertificate, Retest
-from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
+from demur.report.plot import CORRECT, FAINT, INK, WRONG, drawing, saved
 from demur.report.terminal import percent, plain_table, show_table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHARES = {"risk": "wrong of accepted", "tpr": "accepted of correct", "coverage": "coverage"}
 INTERVALS = {"risk": "risk_interval", "TPR": "tpr_interval", "coverage": "coverage_interval"}
 LINE_HEIGHT = 0.28  # inches
-MARKS = {"kept": ("o", RIGHT), "within chance": ("s", INK), "broken": ("X", WRONG)}
+MARKS = {"kept": ("o", CORRECT), "within chance": ("s", INK), "broken": ("X", WRONG)}
 
 
 def certificate_text(certificate: IssuedCertificate) -> str:
@@ -97,7 +97,7 @@ def _panel(axes: "Axes", made: IssuedCertificate, lines: list[Retest]) -> None:
         axes.plot(at, y, marker, color=colour, markersize=7, markeredgecolor="white")
     axes.axvline(level, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
     allowed = (0, level) if quantity == "risk" else (level, 100)
-    axes.axvspan(*allowed, color=RIGHT, alpha=0.06)
+    axes.axvspan(*allowed, color=CORRECT, alpha=0.06)
     names = [line.attack if line.covered else f"{line.attack} (not guaranteed)" for line in lines]
     axes.set_yticks(range(len(lines)), names, fontsize=8)
     axes.set_ylim(len(lines) - 0.4, -0.6)

@@ -12,8 +12,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,13 +24,13 @@ from demur.evaluate.record_scores import has_tcon
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
 from demur.report import plot
+from demur.report.plot import FAINT, INK, drawing, saved
 from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images, main_rejector, main_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-RIGHT, WRONG, INK, FAINT, PALE = "#0072B2", "#D55E00", "#1f2933", "#6b7280", "#f1f3f5"
+PALE = "#f1f3f5"
 # Colour (Okabe and Ito) and dashes of each curve, in order.
 STROKES = (
     ("#56B4E9", (0, (5, 2))),
@@ -42,17 +41,7 @@ STROKES = (
     ("#D55E00", (0, (8, 3))),
 )
 DRAWN = (BASELINE, RECTIFIED, "Con+R-Con", "Energy", "KD", "GDA")  # more curves would overlap
-MOST_POINTS = 2000  # larger scatters are rasterised, so that the page stays small
 LEFT_END = 0.1  # coverage below which a curve rests on too few images to set the scale
-STYLE = {
-    "svg.hashsalt": "demur",
-    "svg.fonttype": "none",  # real text, which a reader can search and copy
-    "font.size": 10, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": FAINT, "axes.labelcolor": INK, "axes.titlecolor": INK,
-    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "legend.frameon": False, "legend.fontsize": 9,
-}  # fmt: skip
 PER_GROUP = 3
 
 
@@ -126,31 +115,6 @@ def pixel_png(picture: FloatArray) -> str:
     buffer = io.BytesIO()
     imsave(buffer, colours, format="png", metadata={"Software": None})  # type: ignore[dict-item]
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-@contextmanager
-def drawing(width: float, height: float) -> Iterator["Figure"]:
-    """Yield a figure in the style of the report; pyplot and the user's settings are not touched."""
-    from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with style.context(["default", STYLE]):
-        figure = Figure((width, height), dpi=400 / 3, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
-        yield figure
-
-
-def saved(figure: "Figure", kind: str) -> bytes:
-    """Return the figure as the bytes of an svg, png or pdf file, without a date."""
-    buffer = io.BytesIO()
-    undated = {
-        "svg": {"Date": None, "Creator": None},
-        "png": {"Software": None},
-        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    }[kind]
-    figure.savefig(buffer, format=kind, metadata=undated)
-    return buffer.getvalue()
 
 
 def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:

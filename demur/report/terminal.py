@@ -8,8 +8,11 @@ is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 """
 
 import os
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +23,19 @@ from rich.console import Console
 from rich.table import Table
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
+from demur.evaluate import (
+    BASELINE,
+    LoadedRun,
+    PairedCounts,
+    Protocol,
+    RecordOptions,
+    Row,
+    ScoredRecord,
+)
 from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
 from demur.evaluate.score import FEATURES, PROBES
+from demur.evaluate.seeds import Mean
+from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
 from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack
@@ -46,14 +59,13 @@ NOTE = (
     "to Con are paired by image, at an equal TPR."
 )
 NOTHING = "Nothing was flagged"
+COLLECTED: list[list[Table]] = []  # tables to be written in another format, inside `tables_as`
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
     """Print one table per protocol, then a warning for each record whose ranking is an artefact."""
     for protocol in protocols:
-        wide = score_table(scored, protocol)
-        fits = table_width(wide) <= terminal().width
-        show_table(wide if fits else score_table(scored, protocol, narrow=True))
+        show_table(score_table(scored, protocol))
     for record in scored:
         if record.summary.artefact:
             terminal().print(record.summary.artefact, soft_wrap=True)
@@ -62,11 +74,22 @@ def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> No
 def show_worst_cases(rows: Sequence[WorstCaseRow]) -> None:
     """Print accepted errors by threshold of the rejectors that worst-score attacked, if any."""
     if rows:
-        wide = worst_case_table(rows)
-        show_table(
-            wide if table_width(wide) <= terminal().width else worst_case_table(rows, narrow=True)
-        )
+        show_table(worst_case_table(rows))
         terminal().print(worst_case_words(rows), soft_wrap=True)
+
+
+def paired_table(rows: Sequence[PairedCounts]) -> Table:
+    """Return on how many images both sides of a comparison agree, and how they differ."""
+    title = f"first: {rows[0].first}; second: {rows[0].second}; {rows[0].n} images"
+    table = plain_table(
+        title, "images", "both", "only first", "only second", "first - second", "p",
+        caption="difference in points, with its paired 95% interval; p by McNemar's exact test",
+    )  # fmt: skip
+    for row in rows:
+        counts = map(str, (row.both, row.only_first, row.only_second))
+        gap = difference(row.difference, 100, 1)
+        table.add_row(row.what, *counts, gap, f"{row.difference.p:.3g}")
+    return table
 
 
 def worst_case_words(rows: Sequence[WorstCaseRow]) -> str:
@@ -80,30 +103,76 @@ def worst_case_words(rows: Sequence[WorstCaseRow]) -> str:
     )
 
 
-def worst_case_table(rows: Sequence[WorstCaseRow], narrow: bool = False) -> Table:
+def worst_case_table(rows: Sequence[WorstCaseRow]) -> Table:
     """Return accepted errors at four thresholds, AUGRC and AURC, a line for each rejector."""
     table = plain_table("Accepted errors under worst-score", "rejector", *WORST_CASE_COLUMNS)
     for row in rows:
-        cells = (percent(share, interval, narrow) for share, interval in row.shares())
+        cells = (percent(share, interval) for share, interval in row.shares())
         gap = row.augrc_vs_con
-        last = "" if gap is None else difference(gap, 100, 2, narrow)
+        last = "" if gap is None else difference(gap, 100, 2)
         table.add_row(f"{row.rejector}, n={row.n}", *cells, last)
     return table
 
 
 def terminal(width: int | None = None) -> Console:
     """Return a console that prints brackets and colons in names literally."""
-    console = VisibleConsole(width=width, markup=False, emoji=False, highlight=False)
+    console = VisibleConsole(
+        width=width, stderr=bool(COLLECTED), markup=False, emoji=False, highlight=False
+    )
     if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
 
 
 def show_table(table: Table) -> None:
-    """Print a table, split by columns where it is wider than the terminal."""
+    """Print a table; if it is too wide, intervals go below their figures, then it is split."""
+    if COLLECTED:
+        COLLECTED[-1].append(table)
+        return
     console = terminal()
+    if table_width(table) > console.width:
+        table = _columns_of(table, range(1, len(table.columns)))
+        for column in table.columns[1:]:
+            column.header = str(column.header).replace(" ", "\n")
+            column._cells = [re.sub(r" (?=[\[±])", "\n", str(cell)) for cell in column.cells]
     for part in split_table(table, console.width):
         console.print(part)
+
+
+@contextmanager
+def tables_as(form: str) -> Iterator[None]:
+    """Write the tables that are shown inside in a format, and sentences to stderr unless "text"."""
+    if form == "text":
+        yield
+        return
+    COLLECTED.append([])
+    try:
+        yield
+        sys.stdout.write(write_tables(text_tables(COLLECTED[-1]), form))
+    finally:
+        COLLECTED.pop()
+
+
+def text_tables(tables: Iterable[Table]) -> list[TextTable]:
+    """Return the cells of tables without layout.
+
+    The first column of "attack, rejector" becomes two: an indented line belongs to the last one
+    that is not.
+    """
+    found = []
+    for table in tables:
+        headings = [" ".join(str(column.header).split()) for column in table.columns]
+        rows = [list(map(str, row)) for row in zip(*(c.cells for c in table.columns), strict=True)]
+        levels = headings[0].split(", ")
+        path = [""] * len(levels)
+        for row in rows:
+            level = min((len(row[0]) - len(row[0].lstrip())) // 2, len(levels) - 1)
+            path[level:] = [row[0].strip()] + [""] * (len(levels) - level - 1)
+            row[:1] = path
+        headings[:1] = levels
+        rows = [row for row in rows if any(row[len(levels) :])]
+        found.append(TextTable(str(table.title), headings, rows, str(table.caption or "")))
+    return found
 
 
 def table_width(table: Table) -> int:
@@ -154,18 +223,17 @@ def plain_table(title: str, first: str, *columns: str, caption: str | None = Non
     return table
 
 
-def score_table(scored: list[ScoredRecord], protocol: Protocol, narrow: bool = False) -> Table:
-    """Return rejectors x attacks in one protocol; `narrow` puts intervals below their figures."""
-    headers = [name.replace(" ", "\n") if narrow else name for name in COLUMNS]
-    table = plain_table(CAPTIONS[protocol], "attack, rejector", *headers, caption=NOTE)
+def score_table(scored: list[ScoredRecord], protocol: Protocol) -> Table:
+    """Return rejectors x attacks in one protocol."""
+    table = plain_table(CAPTIONS[protocol], "attack, rejector", *COLUMNS, caption=NOTE)
     for record in scored:
         summary = record.summary
-        accuracy = percent(summary.accuracy, summary.accuracy_interval, narrow)
-        cells = (accuracy, "", "100.0", percent(1 - summary.accuracy), "100.0", "", "")
+        accuracy = percent(summary.accuracy, summary.accuracy_interval)
+        cells = (accuracy, "", "100.0", percent(1 - summary.accuracy), "100.0")
         table.add_row(f"{summary.attack}, n={summary.n}", *cells, style="bold")
         for row in record.rows:
             if row.protocol == protocol:
-                table.add_row(f"  {row.rejector}", *_cells(row, narrow))
+                table.add_row(f"  {row.rejector}", *_cells(row))
         table.add_section()
     return table
 
@@ -197,22 +265,30 @@ def verdict_table(scored: list[ScoredRecord], rejectors: Sequence[str]) -> Table
     return table
 
 
-def percent(value: float, interval: Interval | None = None, narrow: bool = False) -> str:
-    """Format a proportion as a percentage, with its 95% interval beside or below it."""
-    return _with_interval(f"{100 * value + 0.0:.1f}", _ends(interval, 100, 1), narrow)
+def percent(value: float, interval: Interval | None = None) -> str:
+    """Format a proportion as a percentage, with its 95% interval."""
+    return _with_interval(f"{100 * value + 0.0:.1f}", _ends(interval, 100, 1))
 
 
-def _cells(row: Row, narrow: bool) -> tuple[str, ...]:
+def spread_text(mean: Mean, scale: float = 100, decimals: int = 1) -> str:
+    """Format a mean with its deviation over seeds, or with the interval of a single seed."""
+    if mean.spread is not None:
+        return f"{scale * mean.value:.{decimals}f} ± {scale * mean.spread:.{decimals}f}"
+    ends = _ends(mean.interval, scale, decimals)
+    return _with_interval(f"{scale * mean.value:.{decimals}f}", ends)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
     point, ranking = row.point, row.ranking
-    auroc = _with_interval(f"{ranking.auroc:.3f}", _ends(ranking.auroc_interval, 1, 3), narrow)
+    auroc = _with_interval(f"{ranking.auroc:.3f}", _ends(ranking.auroc_interval, 1, 3))
     return (
-        percent(point.accuracy, row.accuracy_interval, narrow),
-        difference(row.accuracy_vs_con, 100, 1, narrow) if comparable(row) else "",
-        percent(point.coverage, row.coverage_interval, narrow),
-        percent(point.accepted_wrong, row.accepted_wrong_interval, narrow),
-        percent(point.tpr, row.tpr_interval, narrow),
+        percent(point.accuracy, row.accuracy_interval),
+        difference(row.accuracy_vs_con, 100, 1) if comparable(row) else "",
+        percent(point.coverage, row.coverage_interval),
+        percent(point.accepted_wrong, row.accepted_wrong_interval),
+        percent(point.tpr, row.tpr_interval),
         auroc,
-        "" if row.rejector == BASELINE else difference(ranking.auroc_vs_con, 1, 3, narrow),
+        "" if row.rejector == BASELINE else difference(ranking.auroc_vs_con, 1, 3),
     )
 
 
@@ -227,20 +303,18 @@ def signed(value: float, scale: float, decimals: int) -> str:
     return f"{round(scale * value, decimals) + 0.0:+.{decimals}f}"
 
 
-def difference(gap: Difference, scale: float, decimals: int, narrow: bool) -> str:
+def difference(gap: Difference, scale: float, decimals: int) -> str:
     """Format a paired difference with its 95% interval."""
     value, *ends = (signed(v, scale, decimals) for v in gap[:3])
-    return _with_interval(value, ends, narrow)
+    return _with_interval(value, ends)
 
 
 def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:
     return [] if interval is None else [f"{scale * end:.{decimals}f}" for end in interval]
 
 
-def _with_interval(value: str, ends: list[str], narrow: bool) -> str:
-    if not ends:
-        return value
-    return f"{value}{chr(10) if narrow else ' '}[{', '.join(ends)}]"
+def _with_interval(value: str, ends: list[str]) -> str:
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def show_oracle_probes(scored: list[ScoredRecord]) -> None:

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur import metrics
 from demur.attacks import Attack
 from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
@@ -406,6 +407,26 @@ class Records(list[Record]):
         pandas = import_optional("pandas", "this needs pandas", NOTEBOOK)
         parts = [pandas.DataFrame(_columns_of(record, self.rejectors)) for record in self]
         return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame()
+
+    def metrics(self, coverage: float = 0.8, risk: float = 0.05) -> "pandas.DataFrame":
+        """Return a table with one line per record and score of `to_pandas`.
+
+        Columns: attack, record, split, score, n, accuracy, auroc, aurc, the selective risk at
+        `coverage` and the coverage at `risk`.
+        """
+        pandas = import_optional("pandas", "this needs pandas", NOTEBOOK)
+        lines = []
+        for record in self:
+            columns, right = _columns_of(record, self.rejectors), record.correct
+            for name in [one for one in (*self.rejectors, TRUE) if one in columns]:
+                lines.append({key: columns[key][0] for key in ("attack", "record", "split")} | {
+                    "score": name, "n": len(right), "accuracy": metrics.accuracy(right),
+                    "auroc": metrics.auroc(columns[name], right),
+                    "aurc": metrics.aurc(columns[name], right),
+                    "risk_at_coverage": metrics.risk_at_coverage(columns[name], right, coverage),
+                    "coverage_at_risk": metrics.coverage_at_risk(columns[name], right, risk),
+                })  # fmt: skip
+        return pandas.DataFrame(lines)
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the table of `to_pandas` as a pyarrow table."""
