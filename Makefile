@@ -27,13 +27,17 @@ demo: $(VENV)/demo.stamp
 	$(PY) -m demur demo --device cpu
 
 # mypy runs while tests wait for files and other processes. Without messages of failed asserts
-# pytest starts earlier; tests that failed run again with them.
+# pytest starts earlier; tests that failed run again with them, and count as failed if they pass
+# then. What mypy said comes last, and why the target failed.
 test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@nice -n 19 $(PY) -m mypy & types=$$!; \
-	$(PYTEST) -rs --assert=plain || { $(PYTEST) --lf; wait $$types; exit 1; }; \
-	wait $$types
+	@mkdir -p build
+	@nice -n 19 $(PY) -m mypy > build/mypy.txt 2>&1 & types=$$!; tests=0; \
+	$(PYTEST) -rs --assert=plain || { tests=$$?; $(PYTEST) --lf; }; \
+	wait $$types; types=$$?; cat build/mypy.txt; \
+	echo "exit codes: $$tests of pytest's first run, $$types of mypy"; \
+	[ $$tests = 0 ] && [ $$types = 0 ]
 
 coverage: $(VENV)/test.stamp
 	$(PYTEST) --cov --cov-report=term
