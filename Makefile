@@ -49,13 +49,15 @@ exhaustive: $(VENV)/test.stamp
 	DEMUR_EXHAUSTIVE=$(DEMUR_EXHAUSTIVE) $(PYTEST) -m exhaustive || true
 	$(PY) tools/exhaustive_report.py build/exhaustive.jsonl build/exhaustive.txt docs/exhaustive.md
 
-# fsspec, which torch and datasets need, would leave only the newest datasets.
+# fsspec, which torch and datasets need, would leave only the newest datasets; uv, which is there
+# already, would stay the newest.
 test-oldest: RESOLUTION := lowest-direct 'datasets<4'
 test-newest: RESOLUTION := highest
 test-oldest test-newest: test-%:
 	@sh tools/find-python.sh .venv-$*
 	.venv-$*/bin/python -m pip install --disable-pip-version-check --quiet uv
-	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $(RESOLUTION) -e '.[dev]'
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --reinstall-package uv \
+	  --resolution $(RESOLUTION) -e '.[dev]'
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --no-deps torchattacks
 	.venv-$*/bin/uv pip list --python .venv-$*
 	DEMUR_VERSIONS=$* OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n 2 --dist worksteal -q -rs
