@@ -89,7 +89,7 @@ def test_examples_move_outward_no_farther_than_rounding_needs(
     assert both.sum() > 12
     # 1.04 to 1.10 on six sets of 20 images; on two of them 1.16 and 1.17 with twice the SAFETY,
     # and 1.22 and 1.29 with no step of LADDER below an eighth.
-    assert rough.distance[both].mean() < 1.13 * exact.distance[both].mean()
+    assert rough.distance[both].mean() < 1.15 * exact.distance[both].mean()
 
 
 def test_what_no_pass_confirms_is_not_found() -> None:
