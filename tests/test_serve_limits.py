@@ -73,7 +73,7 @@ def test_64_large_images_of_a_small_request_are_refused_before_they_are_decoded(
     with Client(create_app(replace(tiny_guard, resize=True))) as client:
         start = time.monotonic()
         answer = client.post("/predict", files=files)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < Settings().timeout  # all of it, if they were decoded
     assert answer.status_code == 413
     assert "1,024,000,000 pixels together and may have 32,000,000" in answer.json()["detail"]
 
@@ -97,7 +97,8 @@ def test_a_decoder_is_killed_at_the_deadline_and_another_one_takes_over(
             assert time.monotonic() < end
             time.sleep(0.01)
         small = live_service._encoded(Image.new("L", (8, 8)), "PNG")
-        assert client.post("/predict", content=small, headers=PNG).status_code == 200
+        # on a busy machine it may start too late for the first requests
+        wait_until(lambda: client.post("/predict", content=small, headers=PNG).status_code == 200)
 
 
 def test_a_decoder_that_dies_is_a_422_and_its_memory_is_limited(tiny_guard: Guard) -> None:
