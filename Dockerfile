@@ -12,9 +12,13 @@ RUN $LOCKED requirements/core.lock -r requirements/serve.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY demur demur
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+# The guard, and the module of its factory if it has one (mynets.py, named in DEMUR_MODULES).
 COPY guard guard
+COPY factor[y] factory
+ENV PYTHONPATH=/app/factory
 USER demur
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=3s --start-period=30s CMD \
-    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
-CMD ["demur", "serve", "guard", "--host", "0.0.0.0", "--port", "8000", "--device", "cpu"]
+    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/ready')"]
+CMD ["demur", "serve", "guard", "--host", "0.0.0.0", "--port", "8000", "--device", "cpu", \
+     "--log-format", "json"]

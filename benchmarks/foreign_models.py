@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
 from demur.attacks.attack_model import checked
-from demur.attacks.objectives import CE
+from demur.attacks.objectives.classification import CE
 from demur.engine import FrozenModule, accelerated, graphs
 from demur.output import as_output
 from demur.rejectors.certainty import con

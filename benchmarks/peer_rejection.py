@@ -42,7 +42,7 @@ from demur.attacks.autoattack import Chain, RejectVersion
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import Margins, margins_at, orthogonal
-from demur.attacks.objectives import AttackStart
+from demur.attacks.objectives.classification import AttackStart
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
 from demur.cli.evaluate import RunName, load_run

@@ -18,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -198,14 +200,28 @@ def start_service(bundle: str, options: list[str]) -> tuple["subprocess.Popen[st
     return process, int(line.strip().rpartition(":")[2])
 
 
-def measure(bundle: str, seconds: float, clients: int, images: int) -> dict[str, Any]:
+def wait_until_ready(port: int, seconds: float = 120.0) -> None:
+    """Wait for the first answer; processes of their own import torch first."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/ready", timeout=seconds):
+            return
+        time.sleep(0.5)
+    raise SystemExit("the service is not ready")
+
+
+def measure(
+    bundle: str, seconds: float, clients: int, images: int, workers: int = 1
+) -> dict[str, Any]:
     """Load a service of a bundle and return the figures."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     guard = Guard.load(bundle)
     brief = seconds / 20
     speeds = {f"bare images/s, batch {n}": bare_speed(guard, n, brief) for n in (1, 64)}
-    process, port = start_service(bundle, [])
+    options = ["--log-level", "error", "--workers", str(workers)]  # nobody reads the log
+    process, port = start_service(bundle, options)
     try:
+        wait_until_ready(port)
         pool = good_requests(guard.shape, images), bad_requests()
         alone = asyncio.run(load(port, process.pid, 2 * brief, 1, (pool[0], pool[0])))
         figures = asyncio.run(load(port, process.pid, seconds, clients, pool))
@@ -219,6 +235,7 @@ def measure(bundle: str, seconds: float, clients: int, images: int) -> dict[str,
         "one client, images/s": alone["answered"] * images / alone["seconds"],
         "one client, latency": alone["latency"],
         "clients": clients,
+        "workers": workers,
         "images/s": figures["answered"] * images / figures["seconds"],
         "requests/s offered": sum(figures["codes"].values()) / figures["seconds"],
         **figures,
@@ -234,8 +251,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--images", type=int, default=4, help="images of one request")
+    parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
-    found = measure(asked.bundle, min(asked.seconds, 120.0), min(asked.clients, 500), asked.images)
+    found = measure(
+        asked.bundle, min(asked.seconds, 120.0), min(asked.clients, 500), asked.images,
+        asked.workers,
+    )  # fmt: skip
     memory = found.pop("memory") or [0.0]
     found["memory, MB: first, last, largest"] = [memory[0], memory[-1], max(memory)]
     sys.stdout.write(json.dumps(found, indent=2) + "\n")

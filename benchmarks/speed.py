@@ -303,7 +303,7 @@ def _forward_flops(recipe: Recipe) -> float:
     """FLOPs of the forward pass of one image."""
     domain = recipe.data.domain
     with torch.device("meta"):
-        net = recipe.net.trunk_for(domain)
+        net = recipe.net.trunk(domain)
         x = torch.empty(1, *domain.shape)
     with FlopCounterMode(display=False) as counter:
         net(x)

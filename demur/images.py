@@ -8,7 +8,6 @@ from torch import Tensor
 
 from demur.errors import BadInput
 
-_TO_TENSOR = "torch.as_tensor"
 ROUNDING = 1e-5  # beyond [0, 1]: what resizing or normalising an image and back may leave
 LEVELS = 255  # the pixel value of uint8 images that maps to 1.0
 
@@ -23,17 +22,14 @@ class Domain(NamedTuple):
 
 
 def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
-    """Raise BadInput unless x is a valid batch of images and y holds valid labels.
+    """Raise BadInput unless x is a valid batch of images and y holds valid labels, int64.
 
-    Args:
-        x: Images, N, C, H, W.
-        y: Labels, N, int64.
-        classes: Number of classes of the classifier; None skips the upper bound on labels.
+    Without the number of classes, labels have no upper bound.
     """
     check_images(x)
     if not isinstance(y, Tensor):
         raise BadInput(
-            f"labels must be a torch tensor, not {type(y).__name__}; use {_TO_TENSOR}(y)"
+            f"labels must be a torch tensor, not {type(y).__name__}; use torch.as_tensor(y)"
         )
     if y.ndim != 1 or len(y) != len(x):
         raise BadInput(
@@ -55,7 +51,7 @@ def check_images(x: Tensor) -> None:
     """Raise BadInput unless x is a non-empty N, C, H, W float tensor in [0, 1]."""
     if not isinstance(x, Tensor):
         raise BadInput(
-            f"images must be a torch tensor, not {type(x).__name__}; use {_TO_TENSOR}(x)"
+            f"images must be a torch tensor, not {type(x).__name__}; use torch.as_tensor(x)"
         )
     if x.ndim != 4:
         raise BadInput(f"images must have shape N, C, H, W, not {tuple(x.shape)}")

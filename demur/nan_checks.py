@@ -52,20 +52,12 @@ _deferred: ContextVar[dict[str, Check] | None] = ContextVar("deferred checks", d
 
 
 def raise_if_invalid(
-    what: str,
-    values: Tensor,
-    remedy: str,
-    invalid: Callable[[Tensor], Tensor] = torch.isnan,
+    what: str, values: Tensor, remedy: str, invalid: Callable[[Tensor], Tensor] = torch.isnan
 ) -> None:
-    """Raise BadInput if any value is invalid; inside `deferred_checks` perhaps at its end.
+    """Raise BadInput if any of N values, one per image, is invalid; perhaps at the end of a block.
 
-    There only the first call for a kind of value, and for the largest batch, waits for the device.
-
-    Args:
-        what: The kind of value: "logits", "score", "gradient" or "objective".
-        values: One value per image, N.
-        remedy: What the user can do, as the end of the sentence.
-        invalid: A function of values that returns which of them are invalid.
+    Inside `deferred_checks` only the first call for a kind of value (`what`), and for the largest
+    batch, waits for the device. `remedy` is what the user can do, as the end of the sentence.
     """
     checks = _deferred.get()
     check = None if checks is None else checks.get(what)

@@ -143,7 +143,6 @@ if triton is not None:
 
 
 def _uniform_on_gpu(seed: Tensor, index: Tensor, stream: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the numbers of `uniform`; every argument is on the GPU."""
     count = math.prod(shape)
     out = torch.empty(len(index), *shape, device=index.device)
     grid = (len(index), triton.cdiv(count, _BLOCK))
@@ -152,7 +151,6 @@ def _uniform_on_gpu(seed: Tensor, index: Tensor, stream: Tensor, shape: tuple[in
 
 
 def _derive_seed_on_gpu(words: Sequence[Tensor]) -> Tensor:
-    """Return `derive_seed` of a seed and further words, all on the GPU."""
     packed = torch.cat([word.reshape(1) for word in words])
     out = torch.empty(1, dtype=torch.int64, device=packed.device)
     _derived_kernel[(1,)](out, packed, len(words))

@@ -66,11 +66,7 @@ def use_precision(precision: Precision, device: torch.device) -> Iterator[None]:
 
 
 def device_by_name(name: str) -> torch.device:
-    """Return the torch device for auto, cpu, cuda or cuda:N; auto prefers a GPU.
-
-    Raises:
-        BadInput: The name is no device, or this machine does not have it.
-    """
+    """Return the torch device for auto, cpu, cuda or cuda:N; auto prefers a GPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

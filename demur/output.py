@@ -36,29 +36,22 @@ class Output(NamedTuple):
     aux: Tensor  # N, A
 
     def select(self, rows: Tensor) -> "Output":
-        """Return the outputs of some images, by index or mask."""
         return Output(*(part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Output":
-        """Return the outputs on a device."""
         return Output(*(part.to(device) for part in self))
 
     def detached(self) -> "Output":
-        """Return the values without their autograd history."""
         return Output(*(part.detach() for part in self))
 
 
 def as_output(answer: Any, rows: int | None = None) -> Output:
     """Return what a model returned as an Output.
 
-    Args:
-        answer: An Output; logits (N, C); a tuple or list whose first entry is logits and whose
-            second may be an auxiliary output (N, 1) or features (N, D); a mapping or an object with
-            an entry `logits`.
-        rows: The number of images that the model was given; None skips this check.
-
-    Raises:
-        BadInput: There are no logits with one row per image.
+    `answer` is an Output; logits (N, C); a tuple or list whose first entry is logits and whose
+    second may be an auxiliary output (N, 1) or features (N, D); a mapping or an object with an
+    entry `logits`. BadInput: there are no logits with one row per image, `rows` of them if it is
+    given.
     """
     out = answer if isinstance(answer, Output) else _output_of(answer)
     if torch.compiler.is_exporting():  # len() would fix the batch size of the exported graph

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from demur.images import Domain
 from demur.nets import NetSpec
 from demur.nets.resnet import ResidualTrunk
 
@@ -10,5 +11,5 @@ from demur.nets.resnet import ResidualTrunk
 class OneBlock(NetSpec):
     """The smallest net with every kind of layer of a ResNet."""
 
-    def trunk(self, channels: int) -> ResidualTrunk:
-        return ResidualTrunk(channels, 4, [8], depth=1)
+    def trunk(self, domain: Domain) -> ResidualTrunk:
+        return ResidualTrunk(domain.shape[0], 4, [8], depth=1)

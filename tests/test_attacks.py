@@ -47,7 +47,7 @@ from demur.attacks import (
 )  # fmt: skip
 from demur.attacks.attack_model import AttackModel, Gradient, attack_model
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.objectives import AttackStart
+from demur.attacks.objectives.classification import AttackStart
 from demur.data import Images
 from demur.errors import BadInput
 from demur.nets import RejectingNet

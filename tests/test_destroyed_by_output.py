@@ -26,11 +26,12 @@ INPUTS = {
     "attack", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
     "adapter", "allow_host", "key", "read_from", "rejector", "require_signature", "scale", "sign",
-    "split", "sweep", "token", "under", "version",
+    "split", "sweep", "token", "under", "version", "form", "name", "log_format", "log_level",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],
     "audit": ["my_nets:plain", "--data", "photos"], "report": ["run"],
+    "guard recalibrate": ["guard", "--data", "photos"],
     "export": ["run"], "predict": ["guard", "im.png"], "archive": ["run"],
     "paper table": ["2", "--scale", "smoke"], "paper figure": ["tau", "--scale", "smoke"],
     "paper study recipes": ["methods-digits"], "paper study theory": ["run"],

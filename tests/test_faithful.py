@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from demur.attacks import CE, CW, PGD, MultiTarget, TargetedMargin
 from demur.attacks.balls import Linf
-from demur.attacks.objectives import wrong_classes
+from demur.attacks.objectives.classification import wrong_classes
 from demur.evaluate import LoadedRun, run_attack
 from demur.evaluate.score import summary
 from demur.noise import derive_seed

@@ -304,11 +304,11 @@ def test_export_and_predict(scored_source: LoadedRun, command: Command, tmp_path
     code, out, err = command("predict", "guard", str(pictures), f"{pictures}/*.png")
     assert code == 0, err
     header, *rows = out.splitlines()
-    assert header == "file,class,label,accepted,confidence,R-Con,reason,error"
+    assert header == "file,class,label,accepted,confidence,R-Con,reason,error,guard"
     assert len(rows) == 4
     assert "/below/b\ufffdd.jpg," in rows[-1]
-    assert rows[-1].endswith("is damaged or not an image; give one of PNG, JPEG, WEBP, BMP, GIF, "
-                             'TIFF, PPM"')  # fmt: skip
+    reason = "is damaged or not an image; give one of PNG, JPEG, WEBP, BMP, GIF, TIFF, PPM"
+    assert f'{reason}",guard 1 (' in rows[-1].replace(scored_source.run.name, "guard")
     assert "of 3 predictions accepted" in err
     code, out, _ = command("predict", "guard", str(pictures / "0.png"), "--json")
     assert json.loads(out)[0]["reason"].split(":")[0] in ("accepted", "rejected")

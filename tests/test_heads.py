@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
+from demur.attacks.objectives.rejector import CARLMargin, CARLObjective, RejectionHinge
 from demur.data import Digits
 from demur.errors import BadInput
 from demur.methods import (

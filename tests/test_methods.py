@@ -12,7 +12,7 @@ from torch import Tensor
 from demur.attacks import CE, KL, PGD, WrongConfidence
 from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
-from demur.attacks.objectives import AttackStart
+from demur.attacks.objectives.classification import AttackStart
 from demur.data import Digits, Images
 from demur.errors import BadInput
 from demur.methods import (

@@ -30,7 +30,7 @@ from demur.attacks import (
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
-from demur.attacks.objectives import AttackStart
+from demur.attacks.objectives.classification import AttackStart
 from demur.errors import BadInput
 from demur.methods import RR
 from demur.nets import RejectingNet

@@ -32,7 +32,7 @@ from demur.attacks.attack_model import attack_model
 from demur.attacks.autoattack import Chain
 from demur.attacks.balls import L2, Linf
 from demur.attacks.margins import initial_state, orthogonal, solve_game
-from demur.attacks.objectives import AttackStart
+from demur.attacks.objectives.classification import AttackStart
 from demur.attacks.wrappers import ModelWithScore
 from demur.data import Images
 from demur.errors import BadInput

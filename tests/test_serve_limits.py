@@ -45,7 +45,7 @@ Client = partial(TestClient, base_url="http://localhost")
 @contextmanager
 def connected(guard: Guard, settings: Settings) -> Iterator[Any]:
     """Function that connects to a service in a thread; its attribute `server` is the server."""
-    server = uvicorn.Server(server_config(guard, settings))
+    server = uvicorn.Server(server_config(lambda: create_app(guard, settings), settings))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

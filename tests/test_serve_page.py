@@ -177,6 +177,40 @@ def test_the_page_by_keyboard_by_drop_and_with_a_token(
 
 
 @needs_browser
+def test_several_files_a_photo_and_labels_for_the_rejected(
+    browser: Any, tiny_guard: Guard, pictures: dict[str, bytes]
+) -> None:
+    problems: list[str] = []
+    with serving(tiny_guard) as address:
+        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        tab.on("console", lambda entry: problems.append(entry.text))
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.goto(address)
+        tab.wait_for_selector("#rule:has-text('R-Con')")
+        files = [
+            {"name": f"{name}.png", "mimeType": "image/png", "buffer": content}
+            for name, content in (*pictures.items(), ("=1+1", pictures["rejected"]))
+        ]
+        tab.set_input_files("#file", files)
+        tab.wait_for_selector("#list:not([hidden])")
+        tab.set_input_files("#camera", files[:1])  # as a phone's camera gives it
+        tab.wait_for_selector("#counts:has-text('4 images, 2 rejected')")
+        assert tab.get_attribute("#camera", "capture") == "environment"
+        tab.click("#all button.rejected >> nth=0")
+        assert tab.inner_text("#verdict").endswith(": rejected")
+        tab.fill("#rejected input >> nth=0", 'a "new" class')
+        with tab.expect_download() as waiting:
+            tab.click("#download")
+        rows = Path(waiting.value.path()).read_text().splitlines()
+        assert rows[0] == '"file","label","predicted","reason"'
+        assert rows[1].startswith('"rejected.png","a ""new"" class"')
+        assert rows[2].startswith('"\'=1+1.png",""')
+        check_width(tab, "list")
+        assert problems == []
+        tab.close()
+
+
+@needs_browser
 def test_without_attacks_the_page_has_no_button(
     browser: Any, tiny_guard: Guard, pictures: dict[str, bytes]
 ) -> None:

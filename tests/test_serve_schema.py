@@ -40,5 +40,5 @@ def test_every_answer_is_as_described(tiny_guard: Guard, monkeypatch: pytest.Mon
 
         check()
     close()
-    assert paths == {"/predict", "/attack", "/health", "/metrics", "/drift/reset"}
+    assert paths == {"/predict", "/attack", "/health", "/ready", "/metrics", "/drift/reset"}
     assert codes >= {200, 422}

@@ -41,7 +41,7 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.balls import L2, Linf
-from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
+from demur.attacks.objectives.rejector import CARLMargin, CARLObjective, RejectionHinge
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, IDBH, CropFlip
 from demur.errors import BadInput

@@ -18,29 +18,33 @@ from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.eot import EOTPGD
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
-from demur.attacks.objectives import (
+from demur.attacks.objectives.classification import (
     CE,
     DLR,
     GAMA,
     KL,
-    OBJECTIVES,
-    MarginProduct,
-    MinMargin,
     Objective,
-    PlusLogScore,
-    RejectionObjective,
-    RRLoss,
     Scaled,
-    ScoreObjective,
-    SingleMargin,
-    SuccessProbability,
     Sum,
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
-    TargetedScore,
     UntargetedMargin,
     WrongConfidence,
+)
+from demur.attacks.objectives.rejector import (
+    CARLMargin,
+    CARLObjective,
+    MarginProduct,
+    MinMargin,
+    PlusLogScore,
+    RejectionHinge,
+    RejectionObjective,
+    RRLoss,
+    ScoreObjective,
+    SingleMargin,
+    SuccessProbability,
+    TargetedScore,
     XiObjective,
 )
 from demur.attacks.pgd import PGD, FrankWolfe
@@ -52,6 +56,12 @@ ATTACKS: list[type[Attack]] = [
     HopSkipJump, RayS, CW, WorstScore, Corruption, Chain, MeanChain, AutoAttackEnsemble,
     RejectAutoAttackEnsemble,
     ForceRejectionEnsemble,
+]  # fmt: skip
+OBJECTIVES: list[type[Objective]] = [
+    CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
+    PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
+    MarginProduct, RejectionObjective, TargetedScore, CARLObjective, CARLMargin,
+    RejectionHinge, SuccessProbability, Sum, Scaled,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 

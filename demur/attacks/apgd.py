@@ -26,7 +26,7 @@ from demur.attacks.driver import (
     clean_success,
     default_interval,
 )
-from demur.attacks.objectives import CE, Objective
+from demur.attacks.objectives.classification import CE, Objective
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
@@ -89,7 +89,7 @@ class APGD(IterativeAttack[APGDState]):
     seed: NonNegativeInt = 0
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        success = None if self._keeps_max else clean_success(self.criterion, batch)
+        success = None if self.keep == "max_objective" else clean_success(self.criterion, batch)
         return self.best_restart(batch, Found.nothing(batch, success), self.restarts, stream)
 
     @property
@@ -118,7 +118,6 @@ class APGD(IterativeAttack[APGDState]):
         return batch, self._begin_at(batch, self.ball.project(batch.x, x_adv))
 
     def _begin_at(self, batch: AttackBatch, x_adv: Tensor) -> APGDState:
-        """Return the state at a first iterate."""
         (grad, value, _), candidate = self._query(batch, x_adv, 0)
         size = self.ball.eps if isinstance(self.ball, L1) else 2 * self.ball.eps
         return APGDState(
@@ -149,7 +148,6 @@ class APGD(IterativeAttack[APGDState]):
         )  # fmt: skip
 
     def _moved(self, x: Tensor, s: APGDState, step: int) -> Tensor:
-        """Return the next iterate."""
         size, ball = per_image(s.step_size, x), self.ball
         if isinstance(ball, L1):
             share = s.changed / (FEWER * x[0].numel())
@@ -185,10 +183,6 @@ class APGD(IterativeAttack[APGDState]):
             rises=torch.zeros_like(s.rises), best_at_checkpoint=s.best_value, halved=halve,
         )  # fmt: skip
 
-    @property
-    def _keeps_max(self) -> bool:
-        return self.keep == "max_objective"
-
     def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
         """Return the mean of `eot_iter` gradients, and the candidate successes of the last one."""
         inputs = self.objective.at_step(batch.objective_state, step, self.steps)
@@ -196,11 +190,10 @@ class APGD(IterativeAttack[APGDState]):
             batch.model.gradient(self.objective, x_adv, batch.y, *inputs)
             for _ in range(self.eot_iter)
         ]
-        grad = queries[0].grad
+        last = queries[-1]
         if self.eot_iter > 1:
-            grad = torch.stack([query.grad for query in queries]).mean(0)
-        last = Gradient(grad, queries[-1].value, queries[-1].out)
-        if self._keeps_max:
+            last = last._replace(grad=torch.stack([query.grad for query in queries]).mean(0))
+        if self.keep == "max_objective":
             return last, torch.zeros_like(batch.y, dtype=torch.bool)
         return last, self.criterion(last.out, batch.y)
 
@@ -220,5 +213,4 @@ def _checkpoint_gaps(steps: int) -> dict[int, int]:
 
 
 def _changed(x: Tensor, x_adv: Tensor) -> Tensor:
-    """Return the number of pixels that differ, N."""
     return (x_adv != x).flatten(1).sum(1).to(x)

@@ -24,7 +24,7 @@ from demur.attacks.attack_model import (
 )
 from demur.attacks.balls import Ball, in_pixel_range
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
-from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
+from demur.attacks.objectives.classification import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
@@ -35,25 +35,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AttackBatch:
-    """The images under attack with the model, the labels and the indices.
-
-    Args:
-        model: The attacked model, as `attack_model` makes it.
-        x: Clean images, N, C, H, W, in [0, 1].
-        y: True labels, N.
-        index: The position of each image in its data set, N; it determines the image's noise.
-        target: A wrong class for each image, N, or None for an untargeted attack.
-        stream: Selects independent noise, for instance for each restart.
-        objective_state: The state of the objective for these images, see `prepare`.
-    """
+    """The images under attack with the model, the labels and the indices."""
 
     model: AttackModel
-    x: Tensor
-    y: Tensor
-    index: Tensor
-    target: Tensor | None
-    stream: Stream = 0
-    objective_state: ObjectiveState = ()
+    x: Tensor  # clean images, N, C, H, W, in [0, 1]
+    y: Tensor  # true labels, N
+    index: Tensor  # position of each image in its data set, N; it determines the image's noise
+    target: Tensor | None  # a wrong class for each image, N, or None for an untargeted attack
+    stream: Stream = 0  # selects independent noise, for instance for each restart
+    objective_state: ObjectiveState = ()  # for these images, see `prepare`
 
     def select(self, rows: Tensor) -> "AttackBatch":
         """Return the batch of the given rows (indices or a boolean mask)."""
@@ -103,23 +93,19 @@ class Attack(Spec, ABC):
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
         """Return adversarial examples, shape of x.
 
-        Checks the arguments and the model. The dtype is
-        the widest of float32, the images and the model: an
-        image rounded to 16 bits may lie outside its ball.
+        The dtype is the widest of float32, the images and the model: an image rounded to 16 bits
+        may lie outside its ball.
 
         Args:
             model: Returns logits (N, K) or an `Output`.
             x: Images, N, C, H, W, in [0, 1].
             y: True labels, N, int64.
-            index: Position of each image in its data set,
-                N; 0 ... N-1 by default. It determines the
-                noise of an image.
+            index: Position of each image in its data set, N; 0 ... N-1 by default. It determines
+                the noise of an image.
 
         Raises:
-            BadInput: The images, labels or indices are not
-                as described, the model returns NaN or a
-                wrong number of rows, or the result lies
-                outside the ball or the pixel range.
+            BadInput: The images, labels or indices are not as described, the model returns NaN or
+                a wrong number of rows, or the result lies outside the ball or the pixel range.
         """
         with checked(model, x, y) as (checked_model, images, labels):
             index = torch.arange(len(images), device=images.device) if index is None else index
@@ -142,13 +128,9 @@ class Attack(Spec, ABC):
         stream: Stream = 0,
         target: Tensor | None = None,
     ) -> Tensor:
-        """Return adversarial examples without checking the arguments.
+        """Return adversarial examples without checks; arguments as in `__call__`.
 
         Args:
-            model: As in `__call__`.
-            x: As in `__call__`.
-            y: As in `__call__`.
-            index: As in `__call__`.
             stream: Selects independent noise, for instance for each training step.
             target: A wrong class for each image, N, for targeted objectives.
         """

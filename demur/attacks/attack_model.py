@@ -31,6 +31,10 @@ S = TypeVar("S")
 Model = Callable[[Tensor], Output | Tensor]  # images (N, C, H, W) to an Output or logits (N, K)
 ObjectiveFunction = Callable[..., Tensor]  # (out, y, *inputs) -> one value per image, N
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KINDS = {
+    "Rejector": "rejector", "Score": "rejector", "Criterion": "criterion",
+    "Objective": "objective", "Attack": "attack",
+}  # fmt: skip
 # Parts of torch's messages about an objective through which no gradient reaches the images.
 NO_GRADIENT = ("not require grad", "not have been used in the graph", "Inference tensors cannot")
 
@@ -64,18 +68,12 @@ class AttackModel(ABC):
         """Return the exact output for images N, C, H, W: an Output or logits."""
 
     def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, /, *inputs: Tensor
     ) -> Gradient:
         """Return the gradient of the objective at each image, its value and the output.
 
-        One call is one gradient query: a forward and a backward pass. No gradient of a weight is
-        computed.
-
-        Args:
-            objective: The function that the attack maximises.
-            x: Images, N, C, H, W, in [0, 1].
-            y: True labels, N.
-            *inputs: Further tensors that the objective takes, one row per image.
+        One forward and one backward pass, which compute no gradient of a weight. `inputs` are
+        further tensors that the objective takes, one row per image.
         """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
@@ -87,7 +85,7 @@ class AttackModel(ABC):
         return Gradient(grad, value.detach(), out.detached())
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, /, *inputs: Tensor
     ) -> list[Gradient]:
         """Return what `gradient` returns for several objectives with the same inputs.
 
@@ -96,18 +94,17 @@ class AttackModel(ABC):
         return [self.gradient(objective, x, y, *inputs) for objective in objectives]
 
     def gradient_only(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, /, *inputs: Tensor
     ) -> Tensor:
         """Return the gradient of the objective alone."""
         return self.gradient(objective, x, y, *inputs).grad
 
     def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, /, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
         """Return the objective (N) and the output, in the precision of the gradient.
 
-        Success read from this output is only a candidate unless the model is exact;
-        `attacks.driver.verify_success` confirms it in fp32.
+        Unless the model is exact, `attacks.driver.verify_success` confirms a success in fp32.
         """
         return exact_value(self, objective, x, y, *inputs)
 
@@ -146,9 +143,7 @@ class QueryModel(AttackModel):
             return as_output(tuple(torch.as_tensor(np.array(part)).to(x) for part in answer))
         return torch.as_tensor(np.array(answer)).to(x)
 
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
+    def gradient(self, objective: ObjectiveFunction, *tensors: Tensor) -> Gradient:
         raise NoGradientError(
             "the model is a function of arrays without a gradient; use Square or "
             "version='black-box'"
@@ -189,10 +184,7 @@ class ModelFailed(BadInput):
 class CheckedModel(AttackModel):
     """A model whose every query is checked; an AttackModel keeps its own gradients.
 
-    Args:
-        model: The user's model.
-        dtype: The dtype of the images that the model gets. Outputs have the dtype of the attack's
-            images.
+    The user's model gets images of `dtype`; outputs have the dtype of the attack's images.
     """
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
@@ -202,7 +194,6 @@ class CheckedModel(AttackModel):
 
     @property
     def training(self) -> bool:
-        """Whether the model is in train mode."""
         return bool(getattr(self.model, "training", False))
 
     def __call__(self, x: Tensor) -> Output:
@@ -220,31 +211,24 @@ class CheckedModel(AttackModel):
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
         with _explained_failure(x, self.model, objective):
-            result = self._queried.gradient(objective, x, y, *inputs)
-        _check(result)
-        return result
+            query = self._queried.gradient(objective, x, y, *inputs)
+        return _checked(query)
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], *tensors: Tensor
     ) -> list[Gradient]:
-        with _explained_failure(x, self.model, objectives[-1]):
-            results = self._queried.gradients(objectives, x, y, *inputs)
-        for result in results:
-            _check(result)
-        return results
+        with _explained_failure(tensors[0], self.model, objectives[-1]):
+            found = self._queried.gradients(objectives, *tensors)
+        return [_checked(query) for query in found]
 
-    def gradient_only(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Tensor:
-        with _explained_failure(x, self.model, objective):
-            grad = self._queried.gradient_only(objective, x, y, *inputs)
+    def gradient_only(self, objective: ObjectiveFunction, *tensors: Tensor) -> Tensor:
+        with _explained_failure(tensors[0], self.model, objective):
+            grad = self._queried.gradient_only(objective, *tensors)
         _check_gradient(grad)
         return grad
 
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        value, out = self._queried.value(objective, x, y, *inputs)
+    def value(self, objective: ObjectiveFunction, *tensors: Tensor) -> tuple[Tensor, Output]:
+        value, out = self._queried.value(objective, *tensors)
         _check_query(value, out)
         return value, out
 
@@ -256,14 +240,9 @@ class CheckedModel(AttackModel):
 def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, Tensor, Tensor]]:
     """Yield a checked model, the images in the widest dtype involved and the labels.
 
-    The images are detached and have the widest dtype of float32, the images and the model: an
-    image rounded to 16 bits could lie outside its ball. Gradients are off and inference mode is
-    left. The model's buffers and the random states of Python, NumPy and torch are restored at the
-    end.
-
-    Raises:
-        BadInput: The images or labels are invalid, the model fails on the first image, labels and
-            classes do not match, or a value of the model is NaN.
+    Gradients are off and inference mode is left. The model's buffers and the random states of
+    Python, NumPy and torch are restored at the end. BadInput: the images or labels are invalid, the
+    model fails on the first image, labels and classes do not match, or a value of the model is NaN.
     """
     if not callable(model):
         raise BadInput(
@@ -291,7 +270,9 @@ def _first_query(model: Model, x: Tensor) -> tuple[CheckedModel, Output]:
     A function that does not take tensors is tried as a function of NumPy arrays.
     """
     errors = []
-    kinds = [(model, dtype) for dtype in dict.fromkeys((x.dtype, *_dtypes(model)))]
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    own_dtypes = [tensor.dtype for tensor in tensors if tensor.dtype in FLOATS]
+    kinds = [(model, dtype) for dtype in dict.fromkeys((x.dtype, *own_dtypes))]
     if not isinstance(model, nn.Module | AttackModel):
         kinds.append((QueryModel(model), torch.float32))
     with _eval_mode(model):
@@ -304,17 +285,8 @@ def _first_query(model: Model, x: Tensor) -> tuple[CheckedModel, Output]:
     raise errors[0]
 
 
-def _dtypes(model: Model) -> list[torch.dtype]:
-    """Return the float dtypes of a module's parameters and buffers, in their order."""
-    if not isinstance(model, nn.Module):
-        return []
-    tensors = (*model.parameters(), *model.buffers())
-    return [tensor.dtype for tensor in tensors if tensor.dtype in FLOATS]
-
-
 @contextmanager
 def _restored(model: Model, x: Tensor) -> Iterator[None]:
-    """Restore the model's buffers and the global random states at the end."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     saved = [
         (module, name, buffer, buffer.clone())
@@ -394,15 +366,10 @@ def _named_in(error: Exception, objective: ObjectiveFunction) -> str:
     for frame, _ in walk_tb(error.__traceback__):
         if frame.f_code.co_filename in own:
             thing = frame.f_locals.get("self", objective)
-            return f"the {_kind(thing)} {type(thing).__name__}"
+            bases = [base.__name__ for base in type(thing).__mro__]
+            kind = next((word for name, word in KINDS.items() if name in bases), "model")
+            return f"the {kind} {type(thing).__name__}"
     return f"the objective {objective}"
-
-
-def _kind(thing: Any) -> str:
-    kinds = {"Rejector": "rejector", "Score": "rejector", "Criterion": "criterion",
-             "Objective": "objective", "Attack": "attack"}  # fmt: skip
-    names = [base.__name__ for base in type(thing).__mro__]
-    return next((word for name, word in kinds.items() if name in names), "model")
 
 
 def _without_gradient(model: Model, x: Tensor) -> str:
@@ -421,9 +388,10 @@ def _without_gradient(model: Model, x: Tensor) -> str:
     return f"the method score of {' and '.join(names)}, give it a surrogate" if names else "it"
 
 
-def _check(result: Gradient) -> None:
-    _check_query(result.value, result.out)
-    _check_gradient(result.grad)
+def _checked(query: Gradient) -> Gradient:
+    _check_query(query.value, query.out)
+    _check_gradient(query.grad)
+    return query
 
 
 def _check_query(value: Tensor, out: Output) -> None:

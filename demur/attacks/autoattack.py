@@ -27,17 +27,15 @@ from demur.attacks.driver import Best, Found
 from demur.attacks.eot import EOTPGD, success_share
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
-from demur.attacks.objectives import (
+from demur.attacks.objectives.classification import (
     CE,
     DLR,
-    MarginProduct,
-    MinMargin,
     Objective,
     ObjectiveState,
-    RejectionObjective,
     TargetedDLR,
     wrong_classes,
 )
+from demur.attacks.objectives.rejector import MarginProduct, MinMargin, RejectionObjective
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
 from demur.noise import Stream
@@ -91,13 +89,8 @@ class ChainState(Best):
 class Chain(Attack):
     """Attacks in turn; an image leaves the chain after the first success.
 
-    Success is decided by an exact forward pass in fp32.
-
-    Args:
-        attacks: The attacks, in the order in which they run.
-        criterion: The success criterion.
-        rank_by: Where no attack succeeds, return the example with the largest value of this
-            objective. None returns the clean image instead.
+    Success is decided by an exact forward pass in fp32. Where no attack succeeds, the example with
+    the largest value of `rank_by` is returned, or the clean image if it is None.
     """
 
     attacks: tuple[Attack, ...]
@@ -167,15 +160,9 @@ class MeanState(ChainState):
 class MeanChain(Chain):
     """Attacks in turn on a randomised model; each image keeps the example that succeeds most often.
 
-    Fresh passes judge the example of each attack and the clean image, which is returned where no
+    Fresh `passes` judge the example of each attack and the clean image, which is returned where no
     attack does better. An image leaves when all passes that judge its example succeed. In
-    `broken_by` it counts as broken if more than half of them do.
-
-    Args:
-        attacks: The attacks, in the order in which they run.
-        criterion: The success criterion.
-        rank_by: Not used.
-        passes: The number of passes that judge an example.
+    `broken_by` it counts as broken if more than half of them do. `rank_by` is not used.
     """
 
     passes: PositiveInt = PASSES
@@ -286,14 +273,11 @@ class MultiTarget(Attack):
             selected = replace(batch, target=targets[number % len(targets)]).select(rows)
             with progress.part(number, attempts):
                 x_adv = self.attack.run(selected, noise.derive_seed(stream, number))
-            found.add(rows, self._evaluate(selected, x_adv, [part[rows] for part in inputs]))
+            own = [part[rows] for part in inputs]
+            value, out = exact_value(batch.model, self.rank_by, x_adv, selected.y, *own)
+            success = self.criterion(out, selected.y) & (self.keep == "success")
+            found.add(rows, Found(x_adv, value, success))
         return found.x_adv
-
-    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]) -> Found:
-        """Return the examples with `rank_by` and success, if images leave after it."""
-        value, out = exact_value(batch.model, self.rank_by, x_adv, batch.y, *inputs)
-        success = self.criterion(out, batch.y)
-        return Found(x_adv, value, success & (self.keep == "success"))
 
 
 # ------------------------------------------------ AutoAttack, and the ensemble for rejectors
@@ -312,18 +296,12 @@ def decision_attacks(ball: Ball, criterion: Criterion, seed: int) -> dict[str, A
 class AutoAttackEnsemble(Ensemble):
     """The attacks of an AutoAttack version in turn, each on the images without success so far.
 
-    Version "rand" departs from the authors' code, which stops at the first wrong prediction and so
-    returns images of which another pass is often right: it is a `MeanChain` of `EOTPGD` on the
-    cross-entropy and on `SuccessProbability`, untargeted and targeted. It makes about 1,900 passes
-    per image, theirs 4,000.
-
-    Args:
-        ball: Linf, L2 or L1.
-        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (Square
-            and attacks that read decisions only, for models without a gradient).
-        targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
-            most the number of classes minus one.
-        seed: The seed of all random numbers.
+    Version "black-box", for models without a gradient, is Square and the attacks that read
+    decisions only. Version "rand", for randomised models, departs from the authors' code, which
+    stops at the first wrong prediction and so returns images of which another pass is often right:
+    it is a `MeanChain` of `EOTPGD` on the cross-entropy and on `SuccessProbability`, untargeted and
+    targeted. It makes about 1,900 passes per image, theirs 4,000. Targeted attacks aim at `targets`
+    wrong classes, by decreasing logit.
     """
 
     ball: Ball
@@ -347,21 +325,22 @@ class AutoAttackEnsemble(Ensemble):
 
     def member(self, name: str, restarts: int = 1) -> Attack:
         """Return one attack by the name it has in the authors' code."""
-        ball, seed, sparse = self.ball, self.seed, isinstance(self.ball, L1)
+        ball, seed = self.ball, self.seed
+        apgd = APGD(ball, restarts=restarts, objective=CE(), seed=seed)
+        fab = FAB(ball, restarts=restarts, seed=seed)
+        sparse = isinstance(ball, L1) and self.version == "standard"
         match name:
             case "apgd-ce":
-                restarts = L1_RESTARTS if sparse and self.version == "standard" else restarts
-                return APGD(ball, restarts=restarts, objective=CE(), seed=seed)
+                return replace(apgd, restarts=L1_RESTARTS) if sparse else apgd
             case "apgd-dlr":
-                return APGD(ball, restarts=restarts, objective=DLR(), seed=seed)
+                return replace(apgd, objective=DLR())
             case "apgd-t":
-                apgd = APGD(ball, restarts=restarts, objective=TargetedDLR(), seed=seed)
-                few = sparse and self.version == "standard"
-                return self._multi_target(apgd, L1_TARGETS if few else self.targets)
+                targeted = replace(apgd, objective=TargetedDLR())
+                return self._multi_target(targeted, L1_TARGETS if sparse else self.targets)
             case "fab":
-                return FAB(ball, restarts=restarts, seed=seed)
+                return fab
             case "fab-t":
-                return self._multi_target(FAB(ball, restarts=restarts, seed=seed), self.targets)
+                return self._multi_target(fab, self.targets)
             case "square" | "hopskipjump" | "rays":
                 kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
                 attack: Attack = kinds[name](ball, seed=seed)
@@ -376,21 +355,14 @@ class AutoAttackEnsemble(Ensemble):
 class RejectAutoAttackEnsemble(Ensemble):
     """Attacks that look for wrong and accepted predictions; see `demur.RejectAutoAttack`.
 
-    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only
-    a wrong and accepted prediction is a success, and every other image is attacked.
+    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only a
+    wrong and accepted prediction is a success, and every other image is attacked. The rejector of
+    the criterion may be one score or a coupled pair.
 
-    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
-    "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
-    "rand", for randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on
-    `SuccessProbability`, untargeted and targeted. "black-box" is Square and the attacks that read
-    decisions only.
-
-    Args:
-        ball: Linf, L2 or L1.
-        criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast", "rand" or "black-box".
-        targets: The number of wrong classes for the targeted attacks.
-        seed: The seed of all random numbers.
+    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard"
+    adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
+    randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on `SuccessProbability`,
+    untargeted and targeted. "black-box" is Square and the attacks that read decisions only.
     """
 
     VERSION: ClassVar[int] = 2  # version 1 had other attacks in "fast"

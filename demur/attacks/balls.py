@@ -33,12 +33,9 @@ class Ball(Spec, ABC):
     A ball provides what attacks need: random starts, the direction of steepest ascent, the
     projection and the norm. Images have shape N, C, H, W. Random starts depend on (seed, index,
     stream) only, where `index` (N) is the position of each image in its data set.
-
-    Args:
-        eps: The radius, in units of pixel values.
     """
 
-    eps: NonNegative
+    eps: NonNegative  # the radius, in units of pixel values
 
     @abstractmethod
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
@@ -280,13 +277,9 @@ def ball_by_name(norm: str, eps: float) -> Ball:
 
 
 def in_order(rank: Tensor, most: Tensor, cost: Tensor, budget: Tensor) -> Tensor:
-    """Return changes of pixels that use a budget, the pixel of the largest rank first.
+    """Return changes of pixels that use a budget (N, 1), the pixel of the largest rank first.
 
-    Args:
-        rank: The rank of each pixel, N, C, H, W.
-        most: The largest change of each pixel, same shape.
-        cost: What a change costs per unit, same shape.
-        budget: The sum of all costs, N, 1; each pixel up to the last one changes by `most`.
+    Each pixel up to the last one changes by `most`; a change costs `cost` per unit.
     """
     order = rank.flatten(1).argsort(1, descending=True)
     most_sorted = most.flatten(1).gather(1, order)

@@ -40,13 +40,6 @@ class Corruption(Attack):
         name: One of the 15 corruptions.
         severity: 1 to 5. None gives image i the severity 1 + i mod 5, so that one record
             holds all severities in equal shares.
-
-    Example:
-        >>> import torch
-        >>> from demur.attacks import Corruption
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-        >>> x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
-        >>> x_fog = Corruption("fog", severity=3)(model, x, y)
     """
 
     name: CorruptionName = "gaussian_noise"

@@ -47,13 +47,7 @@ class Misclassified(Criterion):
 
 @dataclass(frozen=True)
 class RuleCriterion(Criterion):
-    """A criterion that depends on a rejector's decision.
-
-    Args:
-        rejector: The rejector or its score.
-        threshold: A number, accepted is score >= threshold, or an operating point such as
-            TPR(0.95). `evaluate.resolve_thresholds` turns an operating point into a number.
-    """
+    """A criterion that depends on a rejector's decision; see `AcceptedError`."""
 
     rejector: Rejector | Score
     threshold: float | OperatingPoint

@@ -8,6 +8,7 @@ Unlike in the authors' code, each image has its own step count and end, and the 
 [0, 1] by 5%, so that pixels at 0 and 1 have a gradient. `rounding.py` confirms every success.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from demur.output import Output
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
+LARGEST_W = math.atanh(1 / (1 + TANH_MARGIN))  # where pixels reach 0 and 1
 TAU_SHRINK = 0.9  # of the largest change, after each success (Linf)
 C_GROWTH = 10.0  # after each failure
 PROGRESS = 0.9999  # a search stops unless a tenth of its steps lowers the loss below this factor
@@ -172,14 +174,7 @@ class CW(IterativeAttack[CWState]):
         flat = delta.flatten(1)
         return flat.square().sum(1) if self.norm == "L2" else flat.abs().amax(1)
 
-    def _penalty(self, delta: Tensor, tau: Tensor) -> Tensor:
-        """Return the minimised distance, N."""
-        if self.norm == "Linf":
-            return (delta.abs() - per_image(tau, delta)).clamp_min(0).flatten(1).sum(1)
-        return self._distance(delta)
-
     def _penalty_gradient(self, delta: Tensor, tau: Tensor) -> Tensor:
-        """Return the gradient of the minimised distance, shape of delta."""
         if self.norm == "L2":
             return 2 * delta
         if self.norm == "Linf":
@@ -188,7 +183,6 @@ class CW(IterativeAttack[CWState]):
         return delta.sign() * largest / per_image(largest.flatten(1).sum(1), delta)
 
     def _initial_state(self, x: Tensor) -> CWState:
-        """Return the state at the clean images."""
         zero = x.new_zeros(len(x))
         inf, zero_image = torch.full_like(zero, torch.inf), torch.zeros_like(x)
         return CWState(
@@ -204,7 +198,10 @@ class CW(IterativeAttack[CWState]):
         delta = s.x_adv - x
         distance = self._distance(delta)
         step = s.step + 1
-        loss = torch.minimum(s.window_loss, self._penalty(delta, s.tau) + s.c * s.value)
+        penalty = distance
+        if self.norm == "Linf":
+            penalty = (delta.abs() - per_image(s.tau, x)).clamp_min(0).flatten(1).sum(1)
+        loss = torch.minimum(s.window_loss, penalty + s.c * s.value)
         check = step % max(1, self.steps // 10) == 0
         stalled = check & (loss > PROGRESS * s.best_loss) if self.abort else torch.zeros_like(check)
         not_closer = s.reached & (distance >= s.distance)
@@ -216,9 +213,7 @@ class CW(IterativeAttack[CWState]):
             window_loss=torch.full_like(loss, torch.inf).where(check, loss),
             best_loss=torch.minimum(s.best_loss, loss).where(check, s.best_loss),
         )  # fmt: skip
-        within = torch.zeros_like(closer)
-        if self.norm == "Linf":
-            within = closer & (distance <= s.tau)
+        within = closer & (distance <= s.tau) & (self.norm == "Linf")
         return s, within | stalled | (step == self.steps)
 
     def _start_next_search(self, s: CWState, x: Tensor, ended: Tensor) -> CWState:
@@ -263,7 +258,7 @@ class CW(IterativeAttack[CWState]):
     def _adam_step(self, s: CWState, x: Tensor, active: Tensor) -> CWState:
         """Return the state after one step of Adam in tanh space for the active images."""
         loss_grad = per_image(s.c, x) * s.grad + self._penalty_gradient(s.x_adv - x, s.tau)
-        loss_grad = loss_grad * pixel_derivative(s.w)
+        loss_grad = loss_grad * ((1 + TANH_MARGIN) / 2 * (1 - s.w.tanh().square()))  # d pixel / d w
         mean = torch.lerp(loss_grad, s.adam_mean, BETAS[0])
         square = torch.lerp(loss_grad.square(), s.adam_square, BETAS[1])
         step = per_image(s.step.clamp_min(1), x)
@@ -271,7 +266,8 @@ class CW(IterativeAttack[CWState]):
         w = s.w - per_image(s.rate, x) * mean / (1 - BETAS[0] ** step) / scale
         mask = per_image(active, x)
         return replace(
-            s, w=clamp_to_pixel_range(w).where(mask, s.w), adam_mean=mean.where(mask, s.adam_mean),
+            s, w=w.clamp(-LARGEST_W, LARGEST_W).where(mask, s.w),
+            adam_mean=mean.where(mask, s.adam_mean),
             adam_square=square.where(mask, s.adam_square),
         )  # fmt: skip
 
@@ -289,14 +285,3 @@ def to_tanh_space(x: Tensor) -> Tensor:
 def to_pixels(w: Tensor) -> Tensor:
     """Return the image of w, clamped to [0, 1] against rounding."""
     return (((1 + TANH_MARGIN) * w.tanh() + 1) / 2).clamp(0, 1)
-
-
-def pixel_derivative(w: Tensor) -> Tensor:
-    """Return the derivative of the pixels with respect to w."""
-    return (1 + TANH_MARGIN) / 2 * (1 - w.tanh().square())
-
-
-def clamp_to_pixel_range(w: Tensor) -> Tensor:
-    """Return w clamped to where pixels lie in [0, 1]."""
-    bound = float(torch.tensor(1 / (1 + TANH_MARGIN), dtype=torch.float64).atanh())
-    return w.clamp(-bound, bound)

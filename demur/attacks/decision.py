@@ -45,20 +45,14 @@ START, PROBE = 1, 2  # keys of independent random streams
 
 
 class BoundarySearch:
-    """Decisions on a batch of images within a budget of queries, and the closest successes.
-
-    Attributes:
-        used: The queries of each image, N.
-        closest: The closest success of each image, or the image itself.
-        distance: Its distance, N, infinite without a success.
-    """
+    """Decisions on a batch of images within a budget of queries, and the closest successes."""
 
     def __init__(self, attack: "DecisionAttack", batch: AttackBatch, budget: int) -> None:
         self.attack, self.batch, self.budget = attack, batch, budget
         self.ball, self.x = attack.ball, batch.x
-        self.used = torch.zeros_like(batch.y)
-        self.closest = batch.x.clone()
-        self.distance = batch.x.new_full((len(batch.x),), torch.inf)
+        self.used = torch.zeros_like(batch.y)  # queries of each image, N
+        self.closest = batch.x.clone()  # success of each image, or the image itself
+        self.distance = batch.x.new_full((len(batch.x),), torch.inf)  # of the closest success, N
         rounding = 4 * torch.finfo(batch.x.dtype).eps
         self.target = 0.0 if attack.any_distance else attack.ball.eps + rounding
         self.rows_at_once = max(len(batch.x), ROWS)
@@ -77,9 +71,7 @@ class BoundarySearch:
     def ask(self, rows: Tensor, images: Tensor) -> Tensor:
         """Return 1 for a success, -1 for none and 0 where the image is done, shape R or R, S.
 
-        Args:
-            rows: Rows of the batch, R.
-            images: One image for each row, R, C, H, W, or several, R, S, C, H, W.
+        `images` are one for each of the R rows of the batch, or several, R, S, C, H, W.
         """
         single = images.ndim == 4
         images = images[:, None] if single else images
@@ -304,10 +296,8 @@ class RayS(DecisionAttack):
     Args:
         ball: Linf; another ball raises BadInput.
         queries: The most forward passes of an image, over all restarts.
-        restarts: The searches from other starting points, which share the queries; there are
-            fewer where each would have less than 1000.
-        any_distance: Return the closest success even outside the ball. By default an image leaves
-            with its first success inside the ball, and is returned unchanged without one.
+        restarts: As of `HopSkipJump`.
+        any_distance: As of `HopSkipJump`.
         criterion: The success criterion, of which the attack sees only whether it holds.
         seed: The seed of all random numbers.
 

@@ -18,7 +18,7 @@ from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import Criterion
-from demur.attacks.objectives import CE
+from demur.attacks.objectives.classification import CE
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import use_precision
@@ -35,7 +35,6 @@ class Candidates:
 
     @classmethod
     def empty(cls, x: Tensor) -> Self:
-        """Return a state without candidates."""
         return cls(x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.bool, device=x.device))
 
     def update(self, x_adv: Tensor, value: Tensor, success: Tensor) -> "Candidates":
@@ -43,11 +42,6 @@ class Candidates:
         better = success & (~self.present | (value > self.value))
         x_adv = torch.where(per_image(better, x_adv), x_adv, self.x_adv)
         return Candidates(x_adv, torch.where(better, value, self.value), self.present | success)
-
-    def verified(self, criterion: Criterion, batch: AttackBatch) -> "Candidates":
-        """Return the candidates that an exact forward pass confirms."""
-        confirmed = verify_success(criterion, batch.model, self.x_adv, batch.y, self.present)
-        return Candidates(self.x_adv, self.value, confirmed)
 
 
 @dataclass
@@ -91,7 +85,6 @@ class Best:
     value: Tensor  # by which examples are compared, N; -inf before the first example
 
     def set(self, rows: Tensor, x_adv: Tensor, value: Tensor) -> None:
-        """Store the examples of the given rows."""
         self.x_adv[rows], self.value[rows] = x_adv, value.to(self.value)
 
     def keep_better(self, rows: Tensor, new: "Found", by_value: bool = True) -> None:
@@ -130,13 +123,9 @@ class Found(Best):
 
 @dataclass(frozen=True)
 class IterativeAttack(Attack, ABC, Generic[S]):
-    """An attack that goes from iterate to iterate; its subclasses supply the state and the step.
+    """An attack that goes from iterate to iterate; its subclasses supply the state and the step."""
 
-    Attributes:
-        keeps_candidates: Whether the state keeps a candidate until its verification, so that the
-            driver need not store it after each step.
-    """
-
+    # Whether the state keeps a candidate until its verification, so that the driver need not.
     keeps_candidates: ClassVar[bool] = False
 
     @abstractmethod
@@ -148,9 +137,9 @@ class IterativeAttack(Attack, ABC, Generic[S]):
         """Return the state at the next iterate; `step` counts from 0."""
 
     @property
-    @abstractmethod
     def last_step(self) -> int:
-        """The number of steps after the first iterate."""
+        """The number of steps after the first iterate: the field `steps`."""
+        return self._field("steps", 0)
 
     def settle(
         self, batch: AttackBatch, state: S, verified: Candidates
@@ -177,7 +166,9 @@ class IterativeAttack(Attack, ABC, Generic[S]):
             if verifies or not self.keeps_candidates:
                 candidates = candidates.update(state.x_adv, state.value, state.candidate)
             if verifies:
-                verified = candidates.verified(self.success_criterion, batch)
+                given = candidates.x_adv, batch.y, candidates.present
+                present = verify_success(self.success_criterion, batch.model, *given)
+                verified = replace(candidates, present=present)
                 state, leaving = self.settle(batch, state, verified)
                 # Index by rows: each use of a boolean mask makes the host wait for the GPU.
                 if leaving is not None and len(done := leaving.present.nonzero()[:, 0]):

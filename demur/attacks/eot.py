@@ -17,7 +17,8 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Found
-from demur.attacks.objectives import Objective, ObjectiveState, SuccessProbability, wrong_classes
+from demur.attacks.objectives.classification import Objective, ObjectiveState, wrong_classes
+from demur.attacks.objectives.rejector import SuccessProbability
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import use_precision
@@ -101,7 +102,6 @@ class EOTPGD(Attack):
         return wrong_classes(torch.stack(logits).mean(0), batch.y)
 
     def _ascend(self, batch: AttackBatch) -> Tensor:
-        """Return the last iterates of one restart."""
         x_adv = self.ball.start(batch.x, self.seed, batch.index, batch.stream)
         objective = self.search_objective
         state = batch.prepare(objective, x_adv).objective_state

@@ -20,7 +20,12 @@ from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L1, L2, Ball, in_order
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState, default_interval
-from demur.attacks.objectives import Objective, ObjectiveState, TargetedMargin, UntargetedMargin
+from demur.attacks.objectives.classification import (
+    Objective,
+    ObjectiveState,
+    TargetedMargin,
+    UntargetedMargin,
+)
 from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
@@ -118,10 +123,6 @@ class FAB(IterativeAttack[FABState]):
     def maximised(self) -> None:
         return None  # images without success are returned unchanged
 
-    @property
-    def last_step(self) -> int:
-        return self.steps
-
     def verification_interval(self, model: AttackModel) -> int:
         return 1 if self.any_distance else default_interval(model)
 
@@ -129,30 +130,23 @@ class FAB(IterativeAttack[FABState]):
         """Run one restart on all images; its values are minus the distances."""
         _, state = self.begin(batch)
         state = replace(state, closest=found.x_adv.clone(), distance=-found.value)
-        if number:
-            state = replace(state, x_adv=self._random_start(batch, state.distance, stream))
+        if number:  # a random point at half of eps, or of the closest distance if that is smaller
+            delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
+            half = (state.distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
+            state = replace(state, x_adv=batch.x + per_image(half, batch.x) * delta)
         return self._final_search(batch, self.iterate(batch, state))
-
-    def _random_start(self, batch: AttackBatch, distance: Tensor, stream: Stream) -> Tensor:
-        """Return a random point at half of eps, or of the closest distance if that is smaller."""
-        delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        fraction = (distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
-        return batch.x + per_image(fraction, batch.x) * delta
 
     def _with_margins(self, batch: AttackBatch, classes: int) -> AttackBatch:
         """Return the batch with the objective's state, or with the wrong classes to consider."""
-        if self.objective is None:
-            return replace(batch, objective_state=tuple(_targets(batch, classes)))
-        return batch.prepare(self.objective, batch.x)
-
-    def _margins(self, batch: AttackBatch) -> tuple[Objective, list[ObjectiveState]]:
-        """Return the margins whose zero sets are the boundary: one objective, several inputs."""
-        if self.objective is None:
-            return TargetedMargin(), [(target,) for target in batch.objective_state]
-        return self.objective, [self.objective.at_step(batch.objective_state, 0, self.steps)]
+        if self.objective is not None:
+            return batch.prepare(self.objective, batch.x)
+        if batch.target is not None:
+            return replace(batch, objective_state=(batch.target,))
+        others = range(1, classes)
+        return replace(batch, objective_state=tuple((batch.y + k) % classes for k in others))
 
     def _overall(self, batch: AttackBatch) -> tuple[Objective, ObjectiveState]:
-        """Return one margin for the whole boundary, for the final search."""
+        """Return one margin for the whole boundary, with its inputs."""
         if self.objective is None:
             return UntargetedMargin(), ()
         return self.objective, self.objective.at_step(batch.objective_state, 0, self.steps)
@@ -186,35 +180,28 @@ class FAB(IterativeAttack[FABState]):
 
     def _next_iterate(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
-        grad, margin = self._nearest_margin(batch, x_adv)
-        from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
+        x, (grad, margin) = batch.x, self._nearest_margin(batch, x_adv)
+        rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
+        if kernels.hyperplane_fits(self.ball, grad):
+            from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
+            from_clean = project_to_hyperplane(self.ball, x, grad, rise_from_clean)
+        else:  # one sort for both
+            both, rises = torch.cat((x_adv, x)), torch.cat((-margin, rise_from_clean))
+            found = project_to_hyperplane(self.ball, both, torch.cat((grad, grad)), rises)
+            from_iterate, from_clean = found.chunk(2)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(SMALLEST_DIVISOR)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
         projected_iterate = x_adv + self.overshoot * from_iterate
-        projected_clean = batch.x + self.overshoot * from_clean
+        projected_clean = x + self.overshoot * from_clean
         return ((1 - weight) * projected_iterate + weight * projected_clean).clamp(0, 1)
-
-    def _project_both(
-        self, x: Tensor, x_adv: Tensor, grad: Tensor, margin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the perturbations that take x_adv and x to the linearised boundary."""
-        rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
-        if kernels.hyperplane_fits(self.ball, grad):
-            from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
-            return from_iterate, project_to_hyperplane(self.ball, x, grad, rise_from_clean)
-        both = project_to_hyperplane(  # one sort for both
-            self.ball,
-            torch.cat((x_adv, x)),
-            torch.cat((grad, grad)),
-            torch.cat((-margin, rise_from_clean)),
-        )
-        from_iterate, from_clean = both.chunk(2)
-        return from_iterate, from_clean
 
     def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""
-        objective, all_inputs = self._margins(batch)
+        objective, inputs = self._overall(batch)
+        all_inputs = [inputs]
+        if self.objective is None:
+            objective, all_inputs = TargetedMargin(), [(t,) for t in batch.objective_state]
         nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         shortest = torch.full_like(margin, torch.inf)
         for inputs in all_inputs:
@@ -258,17 +245,11 @@ class FAB(IterativeAttack[FABState]):
 
 
 def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> Tensor:
-    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise`.
+    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise` (N).
 
     Where that is impossible, return the perturbation with the largest rise. Pixels move at the
     speed of the ball's steepest ascent until they reach 0 or 1; the stopping time is exact. In L1
     they move one after the other, that of the largest gradient first.
-
-    Args:
-        ball: Linf, L2 or L1.
-        x: Images, N, C, H, W.
-        grad: The gradient of the linear function, shape of x.
-        rise: The required rise, N; it may be negative.
     """
     if kernels.hyperplane_fits(ball, grad):
         return kernels.project_image(x, grad, rise, isinstance(ball, L2))
@@ -289,12 +270,8 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
 def sorted_time(gain: Tensor, stop_time: Tensor, rise: Tensor) -> Tensor:
     """Return when pixels that gain until they stop have gained `rise` in sum, N, 1, by sorting.
 
-    Where they never do, return the time when the last pixel stops. The host does not wait.
-
-    Args:
-        gain: The gain of each pixel per unit of time, N, D.
-        stop_time: When each pixel stops, N, D.
-        rise: The required sum, N, 1, at least 0.
+    Where they never do, return the time when the last pixel stops. The host does not wait. `gain`
+    is that of each pixel per unit of time, and `stop_time` is when it stops, N, D each.
     """
     stop_time, order = stop_time.sort(1)
     gain = gain.gather(1, order)
@@ -325,11 +302,3 @@ def newton_time(gain: Tensor, stop_time: Tensor, rise: Tensor) -> Tensor | None:
         reached = (rise - stopped_gain) / moving_gain.clamp_min(torch.finfo(gain.dtype).tiny)
         time, before = torch.maximum(time, reached.minimum(last)), count
     return None
-
-
-def _targets(batch: AttackBatch, classes: int) -> Tensor:
-    """Return the wrong classes to consider, shape (targets, N): the target or all K - 1."""
-    if batch.target is not None:
-        return batch.target[None]
-    offset = torch.arange(1, classes, device=batch.y.device)
-    return (batch.y + offset[:, None]) % classes  # K - 1, N

@@ -39,12 +39,7 @@ def square_fits(*tensors: Tensor) -> bool:
 def propose_square(x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float) -> Tensor:
     """Return the images with one more square, projected into the Linf ball.
 
-    Args:
-        x: Clean images, N, C, H, W.
-        x_adv: The current images.
-        uniforms: The random numbers of the query, N, 5 + C, see `SquareDraw`.
-        side: The side of the square in pixels.
-        eps: The radius of the ball.
+    `uniforms` are the random numbers of the query, N, 5 + C, see `SquareDraw`.
     """
     layout = memory_format(x)
     x, x_adv = (part.contiguous(memory_format=layout) for part in (x, x_adv))
@@ -69,13 +64,7 @@ def update_square(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, values and candidates after a query; see `SquareState.update`.
 
-    Args:
-        state: Images, values, candidates (bool) and refuted (bool) before the query.
-        proposal: The images of the query.
-        value: Their values, N.
-        candidate: Whether they are candidate successes, N, bool.
-        first: Whether this is the first query, whose proposals are always taken.
-        exact: Whether a candidate counts as better than any value.
+    `state` holds images, values, candidates (bool) and refuted (bool) before the query.
     """
     layout = memory_format(proposal)
     x_adv, proposal = (part.contiguous(memory_format=layout) for part in (state[0], proposal))
@@ -98,15 +87,10 @@ def hyperplane_fits(ball: Ball, grad: Tensor) -> bool:
 
 
 def project_image(x: Tensor, grad: Tensor, rise: Tensor, euclidean: bool) -> Tensor:
-    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise`.
+    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise` (N).
 
-    Each program holds one image in registers and runs `newton_time` of FAB to its end.
-
-    Args:
-        x: Images, N, C, H, W.
-        grad: The gradient of the linear function, shape of x.
-        rise: The required rise, N.
-        euclidean: Whether the smallest perturbation is that of the L2 norm, not of Linf.
+    Each program holds one image in registers and runs `newton_time` of FAB to its end. `euclidean`:
+    the norm is L2, not Linf.
     """
     layout = memory_format(x)  # the order of the pixels does not matter
     x, grad = (part.contiguous(memory_format=layout) for part in (x, grad))
@@ -139,16 +123,9 @@ def play_game(
 ) -> tuple[Tensor, Tensor]:
     """Return the average response of the image and the weights after some rounds.
 
-    Args:
-        x: Clean images.
-        start: The iterates at which the margins are linearised.
-        values: Margins there, N, M.
-        grads: Their gradients, N, M, D.
-        weights: Weights of the margins, N, M.
-        games: The number of earlier games, N.
-        eps: The radius of the ball.
-        euclidean: Whether the ball is L2, not Linf.
-        rounds: The number of rounds.
+    `start` are the iterates at which the margins are linearised, with `values` (N, M) and `grads`
+    (N, M, D); `weights` (N, M) are those of the margins, and `games` (N) the numbers of earlier
+    games.
     """
     n, margins, pixels = grads.shape
     tensors = [part.contiguous() for part in (x, start, values, grads, weights, games)]

@@ -22,7 +22,8 @@ from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
-from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
+from demur.attacks.objectives.classification import CE, ObjectiveState
+from demur.attacks.objectives.rejector import MinMargin, SingleMargin
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream
@@ -82,12 +83,7 @@ class MaxMinState(AscentState):
 class MaxMinMargin(IterativeAttack[MaxMinState]):
     """Maximise the smallest of the margins "wrong" and "accepted by each score".
 
-    Args:
-        ball: Linf, L2 or L1.
-        criterion: The success criterion; it defines the margins.
-        steps: The number of steps per restart, each with one gradient query per margin.
-        restarts: The number of restarts.
-        seed: The seed of the random starts.
+    The criterion defines the margins. Each step makes one gradient query per margin.
     """
 
     ball: Ball
@@ -189,12 +185,8 @@ class OrthogonalAPGD(APGD):
 def orthogonal(grads: Tensor, chosen: Tensor) -> Tensor:
     """Return the chosen gradient of each image without its components along the others, N, D.
 
-    If less than `MIN_REMAINDER` of its norm remains, as for parallel gradients, it is returned
-    unchanged.
-
-    Args:
-        grads: The gradients of M margins, N, M, D.
-        chosen: The index of the margin to follow, N.
+    `grads` are those of M margins, N, M, D. If less than `MIN_REMAINDER` of its norm remains, as
+    for parallel gradients, the chosen one is returned unchanged.
     """
     rows = torch.arange(len(chosen), device=chosen.device)
     full = grads[rows, chosen]  # N, D

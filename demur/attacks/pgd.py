@@ -20,7 +20,7 @@ from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import AscentState, Found, IterativeAttack
-from demur.attacks.objectives import CE, Objective, ObjectiveState
+from demur.attacks.objectives.classification import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream
@@ -46,34 +46,23 @@ class PGD(IterativeAttack[PGDState]):
     Args:
         ball: Where x_adv may lie, such as Linf(8/255).
         steps: The number of gradient queries per restart.
-        step_size: The size of a step; None is eps / 4,
-            the paper's 2/255 at eps = 8/255.
+        step_size: The size of a step; None is eps / 4, the paper's 2/255 at eps = 8/255.
         restarts: The number of restarts.
-        start: The first iterate. "random": uniform in the
-            ball. "clean": the image. "signs": a random
-            corner. "near": Gaussian noise of sigma 0.001
-            (TRADES). "mixed": noise, a random radius or the
-            image. "ray_or_clean": a random radius or the
-            image (CCAT).
+        start: The first iterate. "random": uniform in the ball. "clean": the image. "signs": a
+            random corner. "near": Gaussian noise of sigma 0.001 (TRADES). "mixed": noise, a random
+            radius or the image. "ray_or_clean": a random radius or the image (CCAT).
         objective: What the attack maximises.
-        keep: "max_objective" runs all restarts on all
-            images and returns the last iterate with the
-            largest objective. "success" returns the first
-            iterate that satisfies the criterion, else the
-            one with the largest objective; successes
-            leave the batch.
+        keep: "max_objective" runs all restarts on all images and returns the last iterate with the
+            largest objective. "success" returns the first iterate that satisfies the criterion,
+            else the one with the largest objective; successes leave the batch.
         criterion: When keep="success" counts a success.
         seed: The seed of the random starts.
-        decay_steps: The steps at which the step size is
-            multiplied by `decay_factor`.
+        decay_steps: The steps at which the step size is multiplied by `decay_factor`.
         decay_factor: See `decay_steps`.
-        momentum: The weight of earlier directions in the
-            moving average of directions.
-        backtrack: Undo a step that lowers the objective
-            and divide the step size by this number; 0
+        momentum: The weight of earlier directions in the moving average of directions.
+        backtrack: Undo a step that lowers the objective and divide the step size by this number; 0
             disables it.
-        backtrack_objective: Decides on backtracking in
-            place of `objective`.
+        backtrack_objective: Decides on backtracking in place of `objective`.
 
     Example:
         >>> import torch
@@ -127,7 +116,11 @@ class PGD(IterativeAttack[PGDState]):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         if self.keep == "success":
-            return self.best_restart(batch, self._clean(batch), self.restarts, stream)
+            start = batch.prepare(self.objective, batch.x).objective_state
+            inputs = self.objective.at_step(start, self.steps, self.steps)
+            value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
+            clean = Found(batch.x.clone(), value, self.criterion(out, batch.y))
+            return self.best_restart(batch, clean, self.restarts, stream)
         if self.restarts == 1:
             # The reference code evaluates the loss once more: one more update of batch-norm
             # statistics in train mode, and no other effect.
@@ -135,10 +128,6 @@ class PGD(IterativeAttack[PGDState]):
         return self._largest(batch, stream)
 
     # ------------------------------------------------ keep="success", by the common driver
-
-    @property
-    def last_step(self) -> int:
-        return self.steps
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, PGDState]:
         x_adv = self._first_iterate(batch.x, batch.index, batch.stream)
@@ -165,13 +154,6 @@ class PGD(IterativeAttack[PGDState]):
         best_value = torch.where(better, value.to(best_value), best_value)
         return PGDState(x_adv, value, self.criterion(out, batch.y), best, best_value, grad)
 
-    def _clean(self, batch: AttackBatch) -> Found:
-        """Return the clean images with their values of the objective and where they succeed."""
-        batch = batch.prepare(self.objective, batch.x)
-        inputs = self.objective.at_step(batch.objective_state, self.steps, self.steps)
-        value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
-        return Found(batch.x.clone(), value, self.criterion(out, batch.y))
-
     # ------------------------------------------------ keep="max_objective", without leaving
 
     def _largest(self, batch: AttackBatch, stream: Stream) -> Tensor:
@@ -194,18 +176,19 @@ class PGD(IterativeAttack[PGDState]):
         """Return the last iterate of one restart, and the objective that ranks it, with inputs."""
         x_adv = self._first_iterate(batch.x, batch.index, stream)
         batch = batch.prepare(self.objective, x_adv)
-        ranking, inputs = self._ranking_objective(batch, x_adv)
+        ranking, state = self.objective, batch.objective_state
+        if self.backtrack_objective is not None:
+            ranking = self.backtrack_objective
+            state = batch.prepare(ranking, x_adv).objective_state
+        ranking_inputs = ranking.at_step(state, self.steps, self.steps)
         if self._has_momentum:
-            return self._momentum_ascent(batch, x_adv, ranking, inputs), ranking, inputs
-        return self._plain_ascent(batch, x_adv), ranking, inputs
-
-    def _plain_ascent(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
-        """Return the last iterate."""
+            x_adv = self._momentum_ascent(batch, x_adv, ranking, ranking_inputs)
+            return x_adv, ranking, ranking_inputs
         for step in range(self.steps):
             inputs = self.objective.at_step(batch.objective_state, step, self.steps)
             grad = batch.model.gradient_only(self.objective, x_adv, batch.y, *inputs)
             x_adv = self.next_iterate(batch.x, x_adv, grad, step)
-        return x_adv
+        return x_adv, ranking, ranking_inputs
 
     def _momentum_ascent(
         self, batch: AttackBatch, x_adv: Tensor, ranking: Objective, ranking_inputs: ObjectiveState
@@ -235,16 +218,6 @@ class PGD(IterativeAttack[PGDState]):
         """Whether a step depends on more than the current iterate."""
         return bool(self.momentum or self.backtrack)
 
-    def _ranking_objective(
-        self, batch: AttackBatch, x_start: Tensor
-    ) -> tuple[Objective, ObjectiveState]:
-        """Return the objective that ranks iterates, with its inputs at the last step."""
-        ranking = self.objective
-        if self.backtrack_objective is not None:
-            ranking = self.backtrack_objective
-            batch = batch.prepare(ranking, x_start)
-        return ranking, ranking.at_step(batch.objective_state, self.steps, self.steps)
-
     def _first_iterate(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
         ball, given = self.ball, (x, self.seed, index, stream)
         match self.start:
@@ -261,7 +234,6 @@ class PGD(IterativeAttack[PGDState]):
         return ball.start(*given)
 
     def next_iterate(self, x: Tensor, x_adv: Tensor, grad: Tensor, step: int) -> Tensor:
-        """Return the projected iterate after one step."""
         return self.ball.step(x, x_adv, grad, self._step_size * self._decay(step))
 
     @property
@@ -269,7 +241,6 @@ class PGD(IterativeAttack[PGDState]):
         return self.ball.eps / 4 if self.step_size is None else self.step_size
 
     def _decay(self, step: int) -> float:
-        """Return the factor of the step size at a step."""
         return float(self.decay_factor ** sum(step >= drop for drop in self.decay_steps))
 
 

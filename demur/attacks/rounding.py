@@ -98,18 +98,11 @@ def confirmed_outward(
 ) -> tuple[Tensor, Tensor]:
     """Return examples that succeed in every pass, and for which images there is one, N, bool.
 
-    An example moves outward by the first step of LADDER at which its margins are safe. Where there
-    is none, the closest one that succeeds in every pass is taken. Other images are returned clean.
-
-    Args:
-        success: What counts as success.
-        model: The model; each pass calls it as the user does, with TF32 or without it.
-        x: Clean images, N, C, H, W.
-        x_adv: Adversarial examples.
-        needed: The margins that they need, N, M, from `rounding_margins`.
-        y: True labels, N.
-        *target: The class that should be predicted, N, if there is one.
-        inside: Whether an example (x, x_adv) may be returned, N, bool; None allows all.
+    An example moves outward by the first step of LADDER at which it has the margins `needed`, N, M,
+    from `rounding_margins`. Where there is none, the closest one that succeeds in every pass is
+    taken. Other images are returned clean. `target` is the class that should be predicted, if there
+    is one; `inside` says whether an example (x, x_adv) may be returned, N, bool, and None allows
+    all.
     """
     result, confirmed = x.clone(), torch.zeros_like(y, dtype=torch.bool)
     rows = torch.arange(len(x), device=x.device)  # without a safe example so far

@@ -22,7 +22,7 @@ from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState
-from demur.attacks.objectives import Objective, UntargetedMargin
+from demur.attacks.objectives.classification import Objective, UntargetedMargin
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
@@ -48,15 +48,9 @@ class SquareState(SearchState):
         """Return the state with the better proposals.
 
         A candidate is kept until its verification. Only an image with a refuted candidate may
-        exchange it for a better one.
-
-        Args:
-            proposal: The images of a query.
-            value: Their values, N.
-            candidate: Whether they are candidate successes, N, bool.
-            first: Whether this is the initial perturbation, which is always taken.
-            exact: Whether the model is exact. Near the boundary an approximate one would call every
-                proposal a success, so there a candidate must also raise the objective.
+        exchange it for a better one. The `first` query, the initial perturbation, is always taken.
+        Near the boundary a model that is not `exact` would call every proposal a success, so there
+        a candidate must also raise the objective.
         """
         if kernels.square_fits(self.x_adv, proposal, self.value, value):
             state = self.x_adv, self.value, self.candidate, self.refuted
@@ -184,10 +178,6 @@ class SquareDraw:
     uniforms: Tensor  # N, 5 + C: corners of two squares (4), orientation (1), sign per channel (C)
     x: Tensor  # N, C, H, W
 
-    def signs(self) -> Tensor:
-        """Return -1 or 1 for each channel, N, C, 1, 1."""
-        return _random_signs(self.uniforms[:, 5:, None, None])
-
     def pixels(self, side: int) -> Tensor:
         """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
         height, width = self.x.shape[-2:]
@@ -210,14 +200,13 @@ class SquareDraw:
 
     def oriented_pattern(self, side: int, rows: Tensor, columns: Tensor, p: int) -> Tensor:
         """Return the pattern of norm p at rows and columns, transposed at random, N, 1, H, W."""
-        pattern = _pattern_on(self.x.device, self.x.dtype, side, p)
+        pattern = _pattern(side, p, self.x.device, self.x.dtype)
         down, across = rows[:, :, None], columns[:, None, :]
         upright = self.uniforms[:, 4, None, None] < 0.5
         return torch.where(upright, pattern[down, across], pattern[across, down])[:, None]
 
 
 def _random_signs(u: Tensor) -> Tensor:
-    """Return -1 or 1 from uniform numbers in [0, 1)."""
     return 1 - 2 * (u < 0.5).to(u)
 
 
@@ -239,7 +228,8 @@ def _moved_norm(draw: SquareDraw, delta: Tensor, side: int, eps: float, p: int) 
     channels = delta.shape[1]
     first, rows, columns = draw.window(0, side)
     second, _, _ = draw.window(1, side)
-    pattern = draw.signs() * draw.oriented_pattern(side, rows, columns, p)
+    signs = _random_signs(draw.uniforms[:, 5:, None, None])  # N, C, 1, 1
+    pattern = signs * draw.oriented_pattern(side, rows, columns, p)
     old = first * delta
     new = first * pattern + old / _norm(old, p)
     unused = (eps**p - delta.abs().pow(p).sum((1, 2, 3), keepdim=True)).clamp_min(0) / channels
@@ -267,16 +257,13 @@ def _offsets_on(device: torch.device, side: int, width: int) -> Tensor:
 
 
 @cache
-def _pattern_on(device: torch.device, dtype: torch.dtype, side: int, p: int) -> Tensor:
-    """Return the pattern on a device, cached because the copy synchronises host and device."""
-    return _pattern(side, p).to(device, dtype)
-
-
-def _pattern(side: int, p: int = 2) -> Tensor:
+def _pattern(
+    side: int, p: int = 2, device: torch.device | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """Return the pattern of the paper: two stacked bumps of opposite sign, of norm 1."""
     upper = side // 2
     pattern = torch.cat((_bump(upper, side, p), -_bump(side - upper, side, p)))
-    return pattern / _norm(pattern, p)
+    return (pattern / _norm(pattern, p)).to(device, dtype)
 
 
 def _bump(height: int, width: int, p: int) -> Tensor:

@@ -19,7 +19,7 @@ from demur import noise, progress
 from demur.attacks.attack_model import AttackModel, Gradient, Model, ObjectiveFunction, attack_model
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, FalseRejection, Rejected, RuleCriterion
-from demur.attacks.objectives import Objective
+from demur.attacks.objectives.classification import Objective
 from demur.attacks.pgd import PGD
 from demur.output import Output, as_output, prediction
 
@@ -102,15 +102,9 @@ def distil(
     """Return a student of the model's decisions in and around the balls of some images.
 
     Each round trains on all answers so far, then attacks the student and asks the model about the
-    results. It asks up to 1 + 2 ROUNDS times per image, of at most POINTS images in a round.
-
-    Args:
-        model: The model, of which only decisions are read: the class, or that it rejects.
-        criterion: The success criterion; one of a rejector adds the rejection to the classes.
-        ball: Where the student must be like the model.
-        x: Images, N, C, H, W.
-        seed: The seed of all random numbers; the global generator is left as it is.
-        bs: The batch size of the questions.
+    results, `bs` images at a time. It asks up to 1 + 2 ROUNDS times per image, of at most POINTS
+    images in a round. The criterion of a rejector adds the rejection to the classes. The global
+    generator is left as it is.
     """
     answers, count = outcomes(model, criterion, x, bs)
     objective = OutcomeMargin(criterion, rejects=isinstance(criterion, RuleCriterion))

@@ -19,7 +19,8 @@ from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.driver import Best
-from demur.attacks.objectives import TargetedScore, wrong_classes
+from demur.attacks.objectives.classification import wrong_classes
+from demur.attacks.objectives.rejector import TargetedScore
 from demur.errors import BadInput
 from demur.noise import Stream
 from demur.output import Output

@@ -1,9 +1,21 @@
 """Every command but those of the paper: importing this module registers them."""
 
-from demur.cli import audit, data, demo, evaluate, export, listing, report, train, verify
+from demur.cli import (
+    audit,
+    data,
+    demo,
+    evaluate,
+    export,
+    guard,
+    listing,
+    report,
+    serve,
+    train,
+    verify,
+)
 from demur.cli.app import app, main
 
 __all__ = [
-    "app", "audit", "data", "demo", "evaluate", "export", "listing", "main", "report",
-    "train", "verify",
+    "app", "audit", "data", "demo", "evaluate", "export", "guard", "listing", "main", "report",
+    "serve", "train", "verify",
 ]  # fmt: skip

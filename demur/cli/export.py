@@ -1,61 +1,63 @@
-"""demur calibrate, export, predict and serve: from a run to something people use."""
+"""demur calibrate, export and predict: from a run to something people use."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, check_finite, split_names
+from demur.cli.app import (
+    AsJson,
+    DataFolder,
+    Device,
+    Engine,
+    Verify,
+    app,
+    number,
+    option,
+    split_names,
+)
 from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
-Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
+if TYPE_CHECKING:
+    from demur.guards import Guard
 
-PublicKey = Annotated[
-    str | None,
-    typer.Option(help="Public key (PEM) that must have signed the guard.", show_default="none"),
-]
+Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 Tpr = Annotated[
-    float | None,
-    typer.Option(
-        callback=check_finite, help="Accept at least this share of the correct predictions (0.95)."
-    ),
+    float | None, number("Accept at least this share of the correct predictions (0.95).")
 ]
-Coverage = Annotated[
-    float | None,
-    typer.Option(callback=check_finite, help="Accept at least this share of all images."),
-]
-Risk = Annotated[
-    float | None,
-    typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
-]
+Coverage = Annotated[float | None, number("Accept at least this share of all images.")]
+Risk = Annotated[float | None, number("At most this share of the accepted images wrong.")]
 Under = Annotated[
     str,
-    typer.Option(
+    option(
+        "Calibrate on images attacked like this, such as worst-score; valid for it only.",
         "--under", "--attack",
-        help="Calibrate on images attacked like this, such as worst-score; valid for it only.",
     ),
 ]  # fmt: skip
-Confidence = Annotated[
-    float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
+Confidence = Annotated[float, number("Confidence level of the guarantee.")]
+
+
+AcceptChance = Annotated[
+    bool, option("Also write a net that is at chance level.", "--accept-chance")
 ]
 Resize = Annotated[
     bool | None,
-    typer.Option(
-        "--resize/--no-resize", help="Resize images of another size, or report an error.",
-        show_default="as the data set did",
-    ),
-]  # fmt: skip
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.", show_default="none"
+    option(
+        "Resize images of another size, or report an error.",
+        "--resize/--no-resize",
+        shown="as the data set did",
     ),
 ]
-AllowHost = Annotated[
-    list[str] | None,
-    typer.Option(help="Another name of this machine, as in its address; may be repeated."),
+Rejector = Annotated[
+    str | None,
+    option(
+        "A name of demur score, or your own MODULE:CLASS; Con+R-Con sets both thresholds.",
+        shown="the score of the head, Con without one",
+    ),
 ]
 
 
@@ -66,13 +68,7 @@ def calibrate(
     tpr: Tpr = None,
     coverage: Coverage = None,
     confidence: Confidence = 0.95,
-    rejector: Annotated[
-        str | None,
-        typer.Option(
-            help="A name of demur score, or MODULE:CLASS; Con+R-Con sets both thresholds.",
-            show_default="the score of the head, Con without one",
-        ),
-    ] = None,
+    rejector: Rejector = None,
     under: Under = "clean",
     as_json: AsJson = False,
     device: Device = "auto",
@@ -84,8 +80,6 @@ def calibrate(
 
     Example: demur calibrate digits-pgdat-rr --risk 0.05 --rejector Con+R-Con
     """
-    import json
-
     from demur.evaluate.certificates import attack_under, issue
     from demur.guards.calibration import guarantee_of
     from demur.report.certificates import certificate_text
@@ -98,9 +92,8 @@ def calibrate(
     label, spec = attack_under(loaded, under, name)
     certificate = issue(loaded, name, guarantee, confidence, label, spec)
     warn_at_chance(loaded, loaded.clean("cal"))
-    typer.echo(
-        json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
-    )
+    as_text = json.dumps(certificate.metadata, indent=2) if as_json else None
+    typer.echo(as_text or certificate_text(certificate))
 
 
 @app.command()
@@ -108,45 +101,42 @@ def export(
     run: RunName,
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", callback=output_folder("guard"), help="The folder.",
-                     show_default="guards/RUN"),
+        option("The folder.", "-o", "--out", callback=output_folder("guard"), shown="guards/RUN"),
     ] = None,
-    rejector: Annotated[
-        str | None,
-        typer.Option(
-            help="A name of demur score, or your own MODULE:CLASS.",
-            show_default="the score of the head, Con without one",
-        ),
-    ] = None,
+    rejector: Rejector = None,
     tpr: Tpr = None,
     coverage: Coverage = None,
     risk: Risk = None,
     confidence: Confidence = 0.95,
     class_names: Annotated[
-        str,
-        typer.Option(help="Names separated by commas.", show_default="those of the data set"),
+        str, option("Names separated by commas.", shown="those of the data set")
     ] = "",
     under: Under = "clean",
     resize: Resize = None,
-    accept_chance: Annotated[
-        bool, typer.Option("--accept-chance", help="Also write a net that is at chance level.")
-    ] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
+    accept_chance: AcceptChance = False,
+    onnx: Annotated[bool, option("Write model.onnx too.", "--onnx")] = False,
+    name: Annotated[str | None, option("Name of the guard.", shown="that of the run")] = None,
+    guard_version: Annotated[int, option("Number of the guard.", min=1)] = 1,
+    form: Annotated[str, option("guard, or triton: a model repository.", "--format")] = "guard",
     sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
     verify: Verify = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
+
+    Later: demur guard info | diff | recalibrate.
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
-    from demur.cli.progress import on_message
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
+    from demur.guards.triton import export_triton
     from demur.runs import Run
 
+    if form not in ("guard", "triton"):
+        raise BadInput(f"--format {form} is unknown; give guard or triton")
     check_private_key(sign)
     opened, where = Run.open(run), Path(data) if data else None
     folder = Path(out) if out else Path("guards") / opened.name
@@ -158,8 +148,19 @@ def export(
         class_names=split_names(class_names) or None, resize=resize, device=device,
         data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
-    guard.save(folder, onnx=onnx, sign=sign)
-    on_message(f"{folder}: {guard.calibration['sentence']}. {guard.summary}")
+    guard = replace(guard, name=name or guard.name, version=guard_version)
+    if form == "triton":
+        folder = export_triton(guard, folder)
+    else:
+        guard.save(folder, onnx=onnx, sign=sign)
+    report_guard(guard, folder)
+
+
+def report_guard(guard: "Guard", folder: Path) -> None:
+    """Print how the thresholds of a new guard were chosen, and what it reaches."""
+    from demur.cli.progress import on_message
+
+    on_message(f"{folder}: {guard.identity}: {guard.calibration['sentence']}. {guard.summary}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
 
@@ -172,97 +173,44 @@ def predict(
     ],
     out: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--out", callback=output_file("predictions"), help="The file.",
-            show_default="standard output",
+        option(
+            "The file.",
+            "-o",
+            "--out",
+            callback=output_file("predictions"),
+            shown="standard output",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of CSV.")] = False,
+    rejected: Annotated[
+        str | None,
+        option(
+            "A second file, of the rejected and unreadable images only.",
+            callback=output_file("predictions"),
+            shown="none",
+        ),
+    ] = None,
+    as_json: Annotated[bool, option("Write JSON instead of CSV.", "--json")] = False,
     device: Device = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Classify image files with a guard; a damaged file is reported and the rest go on.
+
+    The suffix of the file is its format: .csv, .json or .parquet. The same command resumes.
 
     Example: demur predict guard photos/ "more/*.png" -o predictions.csv
     """
     from demur.cli.progress import CountBar, on_message
-    from demur.files.atomic import write_text
     from demur.guards import Guard
-    from demur.guards.files import find_images, predict_files, to_csv, to_json
+    from demur.guards.files import find_images
+    from demur.guards.predictions import write_predictions
 
     guard = Guard.load(bundle, device=device)
     paths = find_images(images)
     with CountBar("predict", "images") as bar:
-        rows = predict_files(guard, paths, bar.on_progress)
-    text = to_json(rows) if as_json else to_csv(rows)
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        write_text(Path(out), text)
-    failed = [row for row in rows if row["error"]]
-    for row in failed:
-        on_message(f"{row['error']}")
-    accepted = sum(bool(row["accepted"]) for row in rows)
-    on_message(f"{accepted} of {len(rows) - len(failed)} predictions accepted")
-    if len(failed) == len(rows):
+        counts = write_predictions(
+            guard, paths, Path(out) if out else None, bar.on_progress,
+            Path(rejected) if rejected else None, as_json, on_message,
+        )  # fmt: skip
+    read = len(paths) - counts["unreadable"]
+    on_message(f"{counts['accepted']} of {read} predictions accepted")
+    if read == 0:
         raise BadInput("no image could be read; give image files")
-
-
-@app.command()
-def serve(
-    bundle: Bundle,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Token = None,
-    allow_host: AllowHost = None,
-    attack: Annotated[
-        bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
-    ] = True,
-    max_body: Annotated[
-        float, typer.Option(callback=check_finite, help="Megabytes of a request.")
-    ] = 8.0,
-    max_pixels: Annotated[
-        float, typer.Option(callback=check_finite, help="Megapixels of one image.")
-    ] = 16.0,
-    max_images: Annotated[int, typer.Option(help="Images of one request.")] = 64,
-    max_queue: Annotated[int, typer.Option(help="Images that may wait for the model.")] = 256,
-    timeout: Annotated[
-        float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
-    ] = 10.0,
-    require_signature: PublicKey = None,
-    device: Device = "auto",
-) -> None:  # fmt: skip
-    """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
-
-    Example: demur serve guard --port 8000
-    """
-    from demur.cli.progress import on_message
-    from demur.guards import Guard
-
-    try:
-        from demur.serve import Settings
-        from demur.serve.server import serve as serve_guard
-    except ImportError as error:
-        if error.name is None or error.name.startswith("demur"):
-            raise
-        raise BadInput(
-            f"the service needs {error.name}; install it with pip install 'demur[serve]'"
-        ) from None
-    settings = Settings(
-        max_body=round(max_body * 2**20), max_pixels=round(max_pixels * 1e6),
-        max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
-        hosts=tuple(name.lower() for name in allow_host or ()),
-    )  # fmt: skip
-    guard: Guard = Guard.load(bundle, device=device, public_key=require_signature)
-    is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
-
-    def on_ready(address: str) -> None:
-        on_message(f"serving at {address}")
-        if not guard.calibration.get("chance_test", {}).get("passed", True):
-            on_message(f"warning: {guard.summary}")
-        if is_open:
-            on_message("warning: other machines can reach this service, and it has no --token")
-
-    serve_guard(guard, settings, host, port, on_ready)
-    on_message("stopped")

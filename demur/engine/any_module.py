@@ -64,13 +64,7 @@ ROUNDING = 1e-4  # two passes of one model may differ by this share of the large
 
 
 class FrozenModule(CopyModel):
-    """Any module as an AttackModel: gradients and values of the copy, outputs of the module.
-
-    Args:
-        model: The module.
-        fast: Its copy.
-        on_message: Called with a sentence if an objective cannot be captured.
-    """
+    """Any module as an AttackModel: gradients and values of the copy, outputs of the module."""
 
     exact = False
 
@@ -86,18 +80,14 @@ class FrozenModule(CopyModel):
             out: Output | Tensor = self.model(x)
         return out
 
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        return self.graphs(self.fast.query, objective, query, x, y, *inputs)
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
+        return self.graphs(self.fast.query, objective, query, *tensors)
 
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
+    def value(self, objective: ObjectiveFunction, *tensors: Tensor) -> tuple[Tensor, Output]:
         self._values_until_script -= 1
-        if self._values_until_script == 0 and len(x) > 2:
-            self.fast.script(x)
-        return super().value(objective, x, y, *inputs)
+        if self._values_until_script == 0 and len(tensors[0]) > 2:
+            self.fast.script(tensors[0])
+        return super().value(objective, *tensors)
 
 
 def attack(
@@ -163,15 +153,9 @@ def accelerated(
 ) -> Iterator[CheckedModel]:
     """Yield the model as attacks should query it, or the model itself for engine="plain".
 
-    Inside the block cuDNN benchmark is off: each new number of surviving images would be tuned.
-
-    Args:
-        model: The checked model.
-        x: Images, N, C, H, W; the first ones test the copy.
-        y: True labels, N.
-        batch_size: The largest batch size of the attacks.
-        engine: "auto" or "plain".
-        on_message: Called with a sentence for each step that the engine cannot take.
+    The first images test the copy; `batch_size` is the largest one of the attacks. Inside the block
+    cuDNN benchmark is off: each new number of surviving images would be tuned. `on_message` is
+    called with a sentence for each step that the engine cannot take.
     """
     check_model_engine(engine)
     if engine == "plain":
@@ -246,7 +230,6 @@ def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:
 
 
 def _random_state(devices: list[torch.device]) -> list[bytes]:
-    """Return the states of torch's global generators."""
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
     return [state.numpy().tobytes() for state in states]
 

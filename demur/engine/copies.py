@@ -49,7 +49,6 @@ class ModelCopy:
         torch._foreach_copy_(list(self.net.parameters()), list(self.source.parameters()))
 
     def forward(self, x: Tensor) -> Output:
-        """Return the output for images of shape N, C, H, W."""
         with autocast(self.precision, x.device):
             out: Output = self.net(x)
         return out

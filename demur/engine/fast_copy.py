@@ -51,18 +51,11 @@ class CannotCopy(BadInput):
 
 @dataclass(frozen=True)
 class CopySettings:
-    """How a copy computes.
+    """How a copy computes."""
 
-    Args:
-        precision: The precision of convolutions and matrix products.
-        channels_last: Whether maps lie in memory channels last.
-        pure_bf16: With bf16, whether norms other than batch norm and sums with parameters are
-            computed in bf16 as well.
-    """
-
-    precision: Precision
-    channels_last: bool
-    pure_bf16: bool = False
+    precision: Precision  # of convolutions and matrix products
+    channels_last: bool  # the layout of maps in memory
+    pure_bf16: bool = False  # with bf16: other norms than batch norm, and sums with parameters, too
 
     def __str__(self) -> str:
         layout = "channels-last" if self.channels_last else "contiguous"
@@ -82,13 +75,8 @@ class Call(NamedTuple):
 class FastCopy:
     """The copy; calling it returns an Output.
 
-    Args:
-        model: A module that `check_copyable` lets pass.
-        settings: Precision and memory format.
-        x: Images, N, C, H, W, on which layers are traced and folding is checked.
-
-    Attributes:
-        folded: The number of batch norms that were folded into convolutions.
+    Layers are traced and folding is checked on the images x. `folded` is the number of batch norms
+    that were folded into convolutions.
     """
 
     def __init__(self, model: nn.Module, settings: CopySettings, x: Tensor) -> None:
@@ -195,7 +183,8 @@ def check_copyable(model: Model) -> nn.Module:
         raise CannotCopy("it is a TorchScript module")
     if _has_any_global_hook() or any(getattr(m, name, None) for m in modules for name in HOOKS):
         raise CannotCopy("it has hooks")
-    if any(isinstance(m, _NormBase) and _uses_batch(m) for m in modules):
+    norms = [m for m in modules if isinstance(m, _NormBase) and not isinstance(m, _InstanceNorm)]
+    if any(norm.training or norm.running_mean is None for norm in norms):
         raise CannotCopy("its batch norm uses the statistics of the batch")
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors):
@@ -203,12 +192,6 @@ def check_copyable(model: Model) -> nn.Module:
     if len({t.device for t in tensors}) > 1:
         raise CannotCopy("it lies on several devices")
     return model
-
-
-def _uses_batch(norm: _NormBase) -> bool:
-    if isinstance(norm, _InstanceNorm):
-        return False  # statistics of one image
-    return norm.training or norm.running_mean is None
 
 
 def _folded_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module, int]:

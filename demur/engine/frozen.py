@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction
-from demur.engine.copies import (
-    Compiler,
-    ModelCopy,
-    ObjectiveForward,
-    Query,
-    input_gradient,
-)
+from demur.engine.copies import Compiler, ModelCopy, ObjectiveForward, Query, input_gradient
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import CapturedGraph, QueryGraphs, pad_batch
 from demur.nets import RejectingNet
@@ -45,41 +39,29 @@ class StackedObjectives:
 
 
 class CopyModel(AttackModel):
-    """An AttackModel whose queries run on a copy.
-
-    Attributes:
-        graphs: The captured graphs of the queries.
-    """
+    """An AttackModel whose queries run on a copy; `graphs` are their captured graphs."""
 
     graphs: QueryGraphs
 
     @abstractmethod
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
         """Return the result of a query; it has an empty gradient for query="value"."""
 
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        return self.query(objective, "gradient", x, y, *inputs)
+    def gradient(self, objective: ObjectiveFunction, *tensors: Tensor) -> Gradient:
+        return self.query(objective, "gradient", *tensors)
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], *tensors: Tensor
     ) -> list[Gradient]:
-        found = self.query(StackedObjectives(tuple(objectives)), "gradients", x, y, *inputs)
+        found = self.query(StackedObjectives(tuple(objectives)), "gradients", *tensors)
         pairs = zip(found.grad.unbind(1), found.value.unbind(1), strict=True)
         return [Gradient(grad, value, found.out) for grad, value in pairs]
 
-    def gradient_only(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Tensor:
-        return self.query(objective, "gradient_only", x, y, *inputs).grad
+    def gradient_only(self, objective: ObjectiveFunction, *tensors: Tensor) -> Tensor:
+        return self.query(objective, "gradient_only", *tensors).grad
 
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        result = self.query(objective, "value", x, y, *inputs)
+    def value(self, objective: ObjectiveFunction, *tensors: Tensor) -> tuple[Tensor, Output]:
+        result = self.query(objective, "value", *tensors)
         return result.value, result.out
 
     def drop_graphs(self) -> None:
@@ -89,14 +71,10 @@ class CopyModel(AttackModel):
 class FrozenModel(nn.Module, CopyModel):
     """The model that the engine passes to an attack in place of the net.
 
-    Args:
-        net: the net to copy; its weights stay outside of this module's parameters.
-        precision: precision of the copy.
-        compiler: backend of torch.compile, or "none".
-        fixed: largest batch size of attacks. Batches are then padded to a few bucket sizes, and
-            each size is captured as a CUDA graph. None: all batches have one size, and the caller
-            captures the whole step.
-        on_message: called with a sentence if an objective cannot be compiled or captured.
+    Without `fixed` all batches have one size, and the caller captures the whole step. With it, the
+    largest batch size of attacks, batches are padded to a few bucket sizes, and each size is
+    captured as a CUDA graph. `on_message` is called with a sentence if an objective cannot be
+    compiled or captured.
     """
 
     def __init__(
@@ -143,7 +121,6 @@ class FrozenModel(nn.Module, CopyModel):
         return out
 
     def set_max_batch(self, largest: int) -> None:
-        """Set the largest batch size; a new size drops all captured graphs."""
         if self.graphs.buckets is None or largest != self.graphs.buckets.largest:
             self._output_graphs.clear()
         self.graphs.set_max_batch(largest)
@@ -153,28 +130,24 @@ class FrozenModel(nn.Module, CopyModel):
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
     def refresh(self) -> None:
-        """Copy the current weights of the net."""
         for model_copy in self._copies.values():
             model_copy.refresh()
 
-    def query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
+    def query(self, objective: ObjectiveFunction, query: Query, *tensors: Tensor) -> Gradient:
         if self.training:  # padding would change the batch statistics, and so would the warm-up
-            return self._compute(objective, query, x, y, *inputs)
-        return self.graphs(self._compute, objective, query, x, y, *inputs)
+            return self._compute(objective, query, *tensors)
+        return self.graphs(self._compute, objective, query, *tensors)
 
     def gradients(
-        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+        self, objectives: Sequence[ObjectiveFunction], *tensors: Tensor
     ) -> list[Gradient]:
         if self.compiler != "none" or self.training:  # compiled code has one backward pass only
-            return AttackModel.gradients(self, objectives, x, y, *inputs)
-        return super().gradients(objectives, x, y, *inputs)
+            return AttackModel.gradients(self, objectives, *tensors)
+        return super().gradients(objectives, *tensors)
 
     def _compute(
         self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """Compute a query on the copy for the current mode."""
         differentiate = query != "value"
         with torch.set_grad_enabled(differentiate):
             x = x.detach().requires_grad_(differentiate)

@@ -32,10 +32,7 @@ RELUS = (relu, torch.relu, torch.relu_)
 class FusedActivation(nn.Module):
     """ReLU(scale * (a + b) + shift) of maps N, C, H, W; a call returns a + b and the active maps.
 
-    Args:
-        scale: One factor for each channel; 1 without `keep_sum`.
-        shift: One summand for each channel.
-        keep_sum: Whether a + b is needed; else the call returns something undefined for it.
+    Without `keep_sum` the call returns something undefined for a + b, and the scale must be 1.
     """
 
     coefficients: Tensor
@@ -65,9 +62,7 @@ class Pattern(NamedTuple):
 def fuse_activations(net: nn.Module, x: Tensor) -> nn.Module:
     """Return a copy with fused activations, or the net itself if there is no faithful one.
 
-    Args:
-        net: A module in eval mode with frozen weights, from images to logits or an Output.
-        x: Images, N, C, H, W, on which the copy must agree with the net.
+    The net is in eval mode with frozen weights. On the images x the copy must agree with it.
     """
     try:
         # torch.fx does not see control flow, nor changes in place: the result is compared below

@@ -50,15 +50,9 @@ class SavedStats(NamedTuple):
 class FusedBatchNorm:
     """Batch norm followed by ReLU; train mode updates the running statistics of `source`.
 
-    Args:
-        source: the batch norm whose weights and running statistics are used.
-        momentum_norm: the batch norm whose momentum is used: that of the copy which FrozenModel
-            exposes, so that a training framework can set it to 0.
-        sums: zeros of shape 2, 2, C.
-        train: normalise by batch statistics.
-        learn: compute gradients for the weight and bias of `source`.
-
-    A forward pass overwrites the buffers of the last one unless `set_buffers` gives it new ones.
+    `momentum_norm` has the momentum: the copy's norm, which FrozenModel exposes, so that a training
+    framework can set it to 0. `learn` computes gradients for the weight and bias of `source`. A
+    forward pass overwrites the buffers of the last one unless `set_buffers` gives it new ones.
     """
 
     def __init__(
@@ -81,11 +75,9 @@ class FusedBatchNorm:
         return total, active
 
     def set_buffers(self, coefficients: Tensor, sums: Tensor) -> None:
-        """Set the buffers of the next forward pass; `sums` must be zero."""
         self.saved = SavedStats(coefficients, sums)
 
     def forward(self, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, SavedStats]:
-        """Return the total, the active maps and the buffers for the backward pass."""
         saved = self.saved
         if not self.train:
             return *affine_relu(a, b, saved.coefficients), saved
@@ -109,7 +101,6 @@ class FusedBatchNorm:
     def backward(
         self, total: Tensor, saved: SavedStats, grad_active: Tensor, grad_total: Tensor | None
     ) -> Tensor:
-        """Return the gradient with respect to the total, through the norm and the shortcut."""
         grad_active, grid = _rows(grad_active), Grid.of(total)
         if self.train:
             rows_per_program, programs, tile = grid.reduction()
@@ -121,7 +112,6 @@ class FusedBatchNorm:
         return input_grad(total, grad_active, grad_total, saved.coefficients, sums)
 
     def weight_gradients(self, saved: SavedStats) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the source's weight and bias, after `backward`."""
         return (saved.sums[1, 1], saved.sums[1, 0]) if self.learn else (None, None)
 
 
@@ -141,14 +131,12 @@ class FusedAffine(NamedTuple):
         return total, active
 
     def forward(self, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, None]:
-        """Return what the backward pass needs and the active maps."""
         total, active = affine_relu(a, b, self.coefficients, self.keep_sum)
         return total if self.keep_sum else active, active, None
 
     def backward(
         self, source: Tensor, saved: None, grad_active: Tensor, grad_total: Tensor | None
     ) -> Tensor:
-        """Return the gradient with respect to the sum."""
         coefficients = self.coefficients
         if not self.keep_sum:  # the result is positive where the map is active
             coefficients = torch.stack((coefficients[0], torch.zeros_like(coefficients[1])))
@@ -203,7 +191,6 @@ class Grid(NamedTuple):
         return Grid((maps.numel() // channels, channels))
 
     def tiles(self, tile: Tile) -> tuple[int, int]:
-        """Return the launch grid of programs that process one tile each."""
         rows, channels = self.size
         return -(-rows // tile.rows), -(-channels // tile.columns)
 

@@ -126,13 +126,11 @@ class StemAndHead:
         self.net, self.stem_conv, self.precision = net, net.trunk.stem, precision
 
     def stem(self, x: Tensor) -> Tensor:
-        """Return the maps after the stem convolution for images N, C, H, W."""
         with autocast(self.precision, x.device):
             maps: Tensor = self.stem_conv(self.net.normalise(x))
         return maps
 
     def head(self, maps: Tensor) -> Output:
-        """Return the output of the net for the last active maps."""
         feature = global_average_pool(maps)
         return Output(self.net.classify(feature), feature, self.net.aux([feature]))
 
@@ -144,7 +142,6 @@ class ConvNorm:
         self.conv, self.norm = conv, norm
 
     def __call__(self, active: Tensor) -> Tensor:
-        """Return the hidden maps of the block."""
         return self.norm(convolve(self.conv, active))[1]
 
 
@@ -160,7 +157,6 @@ class FoldedConv:
         self.shift = conv.weight.new_zeros(len(conv.weight))
 
     def __call__(self, active: Tensor) -> Tensor:
-        """Return the hidden maps of the block."""
         hidden: Tensor = _ConvReLU.apply(active, self.weight, self.shift, self.stride)  # type: ignore[no-untyped-call]
         return hidden
 
@@ -194,15 +190,10 @@ class _ConvReLU(torch.autograd.Function):
 class FusedTrunk:
     """The residual blocks from the output of the stem to the last active maps.
 
-    Each block's residual sum is computed by the kernel of the next batch norm, so no sum is written
-    and read again. With frozen weights the trunk computes input gradients only; in eval mode it
-    folds every second batch norm.
-
-    Args:
-        trunk: the trunk whose convolutions are used: a copy, or the source itself in training.
-        source: the trunk whose batch norms are used.
-        train: the mode of batch norm.
-        learn: weights get gradients; otherwise all are frozen.
+    The convolutions are those of `trunk`, a copy, or the source itself in training; the batch norms
+    are those of `source`. Each block's residual sum is computed by the kernel of the next batch
+    norm, so no sum is written and read again. Unless weights `learn`, the trunk computes input
+    gradients only; in eval mode it folds every second batch norm.
     """
 
     def __init__(
@@ -229,7 +220,6 @@ class FusedTrunk:
         self.folds = [] if train else [(b.conv1, b.norm2) for b in _blocks(source)]
 
     def __call__(self, maps: Tensor) -> Tensor:
-        """Return the last active maps, N, C, H, W."""
         self._prepare_buffers()
         skip: Tensor | None = None  # added by the first norm of the next block
         for block, norm, half in zip(self.blocks, self.first_norms, self.halves, strict=True):

@@ -155,18 +155,10 @@ class QueryGraphs:
     """The CUDA graphs of a copy's queries: one for each objective, kind of query and bucket.
 
     On a GPU a batch is padded to its bucket and the graph is replayed; an objective that cannot be
-    compiled or captured runs eagerly. On a CPU a query is padded only.
-
-    Args:
-        on_message: Called with a sentence if an objective cannot be compiled or captured.
-        tune_later: See `BatchBuckets`.
-        eager_without_memory: Run an objective eagerly if its graph does not fit into memory;
-            otherwise torch.OutOfMemoryError is raised.
-
-    Attributes:
-        buckets: None until `set_max_batch`: batches then keep their size and nothing is captured.
-        captured: The graphs.
-        eager: The objectives that are neither compiled nor captured.
+    compiled or captured runs eagerly (`eager`), and `on_message` is called with a sentence. On a
+    CPU a query is padded only. Until `set_max_batch`, batches keep their size and nothing is
+    captured. With `eager_without_memory` an objective also runs eagerly if its graph does not fit
+    into memory; otherwise torch.OutOfMemoryError is raised.
     """
 
     def __init__(
@@ -184,7 +176,6 @@ class QueryGraphs:
     def __call__(
         self, compute: QueryFunction, objective: ObjectiveFunction, query: Query, *tensors: Tensor
     ) -> Gradient:
-        """Return what compute(objective, query, x, y, *inputs) returns, for x, y, *inputs."""
         if self.buckets is None:
             return compute(objective, query, *tensors)
         count = len(tensors[0])

@@ -44,7 +44,6 @@ class EnginePlan:
         return replace(self, precision=stored["precision"], channels_last=stored["channels_last"])
 
     def metadata(self) -> dict[str, str | bool]:
-        """Return the plan as JSON values."""
         return asdict(self)
 
 
@@ -63,10 +62,7 @@ def choose_plan(
     sync_bn: bool,
     on_message: MessageCallback,
 ) -> EnginePlan:
-    """Return the plan of the named engine for a recipe on a device; `on_message` gets the reason.
-
-    Raises BadInput if there is no such engine.
-    """
+    """Return the plan of a named engine for a recipe on a device; `on_message` gets the reason."""
     synchronised = world.size > 1 and sync_bn
     engine = check_engine(name)
     prefers_plain = device.type == "cpu" and recipe.precision != "bf16"

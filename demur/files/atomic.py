@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from numpy.lib import format
 from numpy.typing import NDArray
@@ -81,8 +82,12 @@ def write_bytes(path: Path, content: bytes) -> str:
 
     A symbolic link stays and its target is written. Pipes and devices are written to directly.
     """
-    if is_stream(path):
-        _write_stream(path, content)
+    if is_standard_output(path):  # append
+        sys.stdout.flush()
+        with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
+            stream.write(content)
+    elif is_stream(path):
+        path.write_bytes(content)
     else:
         _write_atomically(path, content)
     return content_digest(content)
@@ -147,6 +152,15 @@ def write_json(path: Path, metadata: dict[str, Any]) -> None:
     """Write a JSON document atomically, with a digest of itself as `metadata_digest`."""
     document = metadata | {"metadata_digest": _metadata_digest(metadata)}
     write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
+    """Return the SHA-256 of a text and of tensors with names, dtypes and shapes."""
+    hasher = hashlib.sha256(text.encode())
+    for name, tensor in named.items():
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.digest()
 
 
 def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
@@ -243,17 +257,6 @@ def exclusive_lock(
         yield
     finally:
         lock.release()
-
-
-def _write_stream(path: Path, content: bytes) -> None:
-    """Write into an existing pipe or device; append if it is standard output."""
-    if is_standard_output(path):
-        sys.stdout.flush()
-        with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
-            stream.write(content)
-    else:
-        with path.open("wb") as stream:
-            stream.write(content)
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

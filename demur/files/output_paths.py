@@ -25,8 +25,8 @@ FolderKind = Literal["run", "guard"]
 FILE_KINDS: dict[str, tuple[str, tuple[str, ...], bytes]] = {
     "page": ("an HTML page", (".html", ".htm"), rb"(?i)<!doctype html>"),
     "predictions": (
-        "predictions of demur", (".csv", ".json", ".txt"),
-        rb'file,class,label,accepted,confidence|\[\s*(\]|\{\s*"file":)',
+        "predictions of demur", (".csv", ".json", ".txt", ".parquet"),
+        rb'PAR1|file,class,label,accepted,confidence|\[\s*(\]|\{\s*"file":)',
     ),
     "json": ("a JSON file", (".json",), rb"\s*[{\[]"),
     "table": ("a table of demur", (".md", ".tex", ".txt", ".json"), rb"##? \w|% made by |\["),
@@ -98,8 +98,7 @@ def is_standard_output(path: Path) -> bool:
 
 def check_svg_file(name: str | None) -> str | None:
     """Return the path of an SVG file that can be written; raise BadInput if not."""
-    suffix = Path(name or "").suffix
-    if suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
+    if Path(name or "").suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
         raise BadInput(f"the figure is an SVG file; name it {Path(str(name)).stem}.svg")
     return check_output_file(name, "svg")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.errors import BadInput
+from demur.errors import BadInput, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal
@@ -67,6 +67,8 @@ class Guard(BaseGuard):
         reported_rates: Rates on other images, such as attacked ones, for the model card.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The specs that rebuild the model, or None for a foreign one.
+        name: What the guard is called in answers, logs and metrics.
+        version: Its number; recalibration counts it up.
 
     Example:
         >>> import torch
@@ -128,8 +130,7 @@ class Guard(BaseGuard):
 
         Args:
             run: A run, or its name or folder.
-            rejector: A name of the run's rejectors, a spec as text, a class or an instance; None
-                takes the head's, or Con without a head.
+            rejector: A name, a spec as text, a class or an instance; None takes the head's or Con.
             tpr: Accept at least this share of the correct predictions; the default, with 0.95.
             coverage: Accept at least this share of all images.
             risk: Accept at most this share of errors among the accepted.
@@ -146,8 +147,8 @@ class Guard(BaseGuard):
             if the test accuracy is not above chance and the largest class (exact test, 95%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
-        opened = Run.open(str(run)) if isinstance(run, str | Path) else run
-        loaded = opened if isinstance(opened, LoadedRun) else LoadedRun(opened, device, data_folder)
+        run = Run.open(str(run)) if isinstance(run, str | Path) else run
+        loaded = run if isinstance(run, LoadedRun) else LoadedRun(run, device, data_folder)
         recipe = loaded.run.recipe
         loaded.run.check_weights()
         rejector = rejector or recipe.head_rejector[0]
@@ -171,11 +172,12 @@ class Guard(BaseGuard):
         return Guard(
             loaded.net, scores, domain.shape,
             _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
-            _temperature(None, spec),
+            shown_temperature(spec),
             bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
+            name=visible(loaded.run.name)[:64],
         )  # fmt: skip
 
     def save_pretrained(
@@ -277,45 +279,44 @@ def guard(
     """
     guarantee, spec = guarantee_of(tpr, coverage, risk), as_rejector(rejector)
     check_readable(spec)
-    uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
-    spec, uncalibrated = _with_columns(uncalibrated, x_fit, y_fit, spec)
-    out, y = _outputs(uncalibrated, x_cal, y_cal)
-    fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
+    spec, uncalibrated = _uncalibrated(spec, model, x_cal, mean, std, x_fit, y_fit)
+    out, y = outputs_of(uncalibrated, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: outputs_of(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    if temperature is None:
+        temperature = shown_temperature(spec)
     return replace(
         uncalibrated, scores=on_device(found.scores, uncalibrated.device),
         calibration=found.figures,
         class_names=_names(class_names, out.logits.shape[1]), resize=resize,
         eps=float(convert_value(eps, UnitInterval, "eps")),
-        temperature=_temperature(temperature, spec),
+        temperature=float(convert_value(temperature, Positive, "temperature")),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
 
 
-def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple[Rejector, Guard]:
-    """The spec with its image rejectors fitted, and the guard whose outputs have their scores."""
-
-    def images() -> FitImages:
-        if x_fit is None:
-            raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
-        x = read_images(x_fit, guard.shape, resize=False).x
-        return guard.net_output, x, *_outputs(guard, x_fit, y_fit)
-
-    fitted = fit_on_images(spec, images)
-    columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
-    return fitted, replace(guard, scores=columns)
-
-
-def _uncalibrated_guard(
-    model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Guard:
-    """A guard without scores and class names."""
+def _uncalibrated(
+    spec: Rejector, model: Model, x_cal: Any, mean: Sequence[float] | None,
+    std: Sequence[float] | None, x_fit: Any, y_fit: Any,
+) -> tuple[Rejector, Guard]:  # fmt: skip
+    """The spec with its image rejectors fitted, and a guard whose outputs have their scores."""
     if (mean is None) != (std is None):
         raise BadInput("only one of mean and std is given; give both, or neither")
     if isinstance(model, nn.Module):
         model.eval()
     shape = _shape_of(x_cal)
-    return Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
+    means, stds = _per_channel(mean, shape), _per_channel(std, shape)
+    guard = Guard(model, (), shape, (), mean=means, std=stds)
+
+    def images() -> FitImages:
+        if x_fit is None:
+            raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
+        x = read_images(x_fit, guard.shape, resize=False).x
+        return guard.net_output, x, *outputs_of(guard, x_fit, y_fit)
+
+    fitted = fit_on_images(spec, images)
+    columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
+    return fitted, replace(guard, scores=columns)
 
 
 def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[dict[str, Any], ...]:
@@ -345,21 +346,17 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
 
 def _shape_of(x_cal: Any) -> Shape:
     """C, H, W of calibration images: tensors have the channels first, arrays last."""
-    if not isinstance(x_cal, Tensor | np.ndarray):
-        raise BadInput(
-            f"x_cal is {type(x_cal).__name__}; give a tensor N, C, H, W or an array N, H, W, C"
-        )
-    if x_cal.ndim != 4:
-        raise BadInput(
-            f"x_cal has shape {tuple(x_cal.shape)}; give a tensor N, C, H, W or an array N, H, W, C"
-        )
+    is_array = isinstance(x_cal, Tensor | np.ndarray)
+    if not is_array or x_cal.ndim != 4:
+        found = f"has shape {tuple(x_cal.shape)}" if is_array else f"is {type(x_cal).__name__}"
+        raise BadInput(f"x_cal {found}; give a tensor N, C, H, W or an array N, H, W, C")
     a, b, c = (int(size) for size in x_cal.shape[1:])
     channels_last = isinstance(x_cal, np.ndarray) and not (a in (1, 3) and c not in (1, 3))
     return (c, a, b) if channels_last else (a, b, c)
 
 
-def _outputs(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
-    """Outputs for images and their labels, on the CPU; BadInput if they do not match."""
+def outputs_of(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
+    """Return outputs for images and their labels, on the CPU; BadInput if they do not match."""
     x = read_images(images, guard.shape, resize=False).x
     if labels is None:
         raise BadInput("labels are missing; give one per image")
@@ -381,12 +378,6 @@ def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
             f"{classes} classes; give one name per class"
         )
     return names
-
-
-def _temperature(given: float | None, rejector: Rejector) -> float:
-    if given is None:
-        return shown_temperature(rejector)
-    return float(convert_value(given, Positive, "temperature"))
 
 
 def _per_channel(values: Sequence[float] | None, shape: Shape) -> tuple[float, ...] | None:

@@ -10,6 +10,7 @@ guards imports this file alone.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
+from demur.files.atomic import tensor_digest
 from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
 from demur.guards.inputs import Shape, read_images
@@ -32,7 +34,8 @@ from demur.rejectors.image_scores import (
     values_on_images,
     with_columns,
 )
-from demur.rejectors.rule import Rule
+from demur.rejectors.rule import FittedScore, Rule
+from demur.spec import show
 
 BATCH_SIZE = 256
 
@@ -112,6 +115,8 @@ class BaseGuard:
     reported_rates: tuple[dict[str, Any], ...] = ()
     eps: float = 8 / 255
     built_from: BuiltFrom | None = None
+    name: str = "guard"
+    version: int = 1
 
     def __post_init__(self) -> None:
         specs, rejectors = with_columns(tuple(part.rejector for part in self.scores))
@@ -119,6 +124,29 @@ class BaseGuard:
             own = zip(self.scores, specs, strict=True)
             bound = (p._replace(score=s) if isinstance(s, ImageColumn) else p for p, s in own)
             object.__setattr__(self, "scores", tuple(bound))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what decides: weights, scores, thresholds, preprocessing, class names."""
+        tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        fitted = [part.score for part in self.scores if isinstance(part.score, FittedScore)]
+        for number, score in enumerate(fitted):
+            tensors |= {f"{number}.{name}": value for name, value in score.named_buffers()}
+        rule = [(show(part.rejector, full=True), part.threshold) for part in self.scores]
+        text = repr((
+            self.shape, self.class_names, self.temperature, self.resize, self.mean, self.std, rule,
+        ))  # fmt: skip
+        return tensor_digest(tensors, text).hex()
+
+    @property
+    def identity(self) -> str:
+        """Name, version and the first digits of the digest."""
+        return f"{self.name} {self.version} ({self.digest[:12]})"
+
+    @property
+    def rule_text(self) -> str:
+        """The scores with their thresholds."""
+        return " and ".join(f"{part.name} >= {part.threshold:.6g}" for part in self.scores)
 
     @property
     def summary(self) -> str:
@@ -128,8 +156,8 @@ class BaseGuard:
         return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
 
     def __repr__(self) -> str:
-        names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)
-        return f"Guard({len(self.class_names)} classes, images {self.shape}, accepts {names})"
+        shown = f"{len(self.class_names)} classes, images {self.shape}, accepts {self.rule_text}"
+        return f"Guard({shown})"
 
     def __call__(
         self, images: Any, batch_size: int = BATCH_SIZE, max_pixels: int = MAX_PIXELS
@@ -155,13 +183,9 @@ class BaseGuard:
         """Return the result for a batch N, C, H, W of floats in [0, 1] that is already checked."""
         parts = [self._decide_part(part) for part in x.split(batch_size)]
         labels, probabilities, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
-        thresholds = np.array([score.threshold for score in self.scores])
-        accepted = (scores >= thresholds).all(1) & np.isfinite(probabilities).all(1)
-        notes = notes or ("",) * len(x)
-        reasons = tuple(
-            self._reason(bool(accept), values, note)
-            for accept, values, note in zip(accepted, scores.tolist(), notes, strict=True)
-        )
+        accepted = (scores >= np.array(self.thresholds)).all(1) & np.isfinite(probabilities).all(1)
+        each = zip(accepted.tolist(), scores.tolist(), notes or ("",) * len(x), strict=True)
+        reasons = tuple(self._reason(*one) for one in each)
         names = tuple(score.name for score in self.scores)
         return GuardResult(
             labels, accepted, scores, reasons, probabilities, names, self.class_names
@@ -181,15 +205,11 @@ class BaseGuard:
         failed = [(part, value) for part, value in pairs if not value >= part.threshold]
         if not accepted and not failed:
             return "rejected: the output of the net is not a number"
-        shown = pairs if accepted else failed
-        sign = ">=" if accepted else "<"
-        texts = [
-            f"{part.name} {' '.join(_distinct(value, sign, part.threshold))}"
-            for part, value in shown
-        ]
+        decision, sign, shown = ("accepted", ">=", pairs) if accepted else ("rejected", "<", failed)
+        texts = [f"{part.name} {_compared(value, sign, part.threshold)}" for part, value in shown]
         if any(math.isnan(value) for _, value in failed):
             texts = ["a score is not a number"]
-        reason = f"{'accepted' if accepted else 'rejected'}: {' and '.join(texts)}"
+        reason = f"{decision}: {' and '.join(texts)}"
         return f"{reason}; {note}" if note else reason
 
     def output(self, x: Tensor) -> Output:
@@ -219,14 +239,12 @@ class BaseGuard:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Threshold of each score."""
         return tuple(part.threshold for part in self.scores)
 
     @property
     def certificate(self) -> dict[str, Any] | None:
         """The certificate of the thresholds as JSON values; None if they are not certified."""
-        certificate: dict[str, Any] | None = self.calibration.get("certificate")
-        return certificate
+        return self.calibration.get("certificate")
 
     def as_model(self) -> nn.Module:
         """Return a module from images in [0, 1] to an Output, for the attacks of demur."""
@@ -255,13 +273,13 @@ def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
     return torch.tensor(values, dtype=x.dtype, device=x.device).view(-1, 1, 1)
 
 
-def _distinct(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
+def _compared(value: float, sign: str, threshold: float) -> str:
     """Return both numbers with enough digits to tell them apart."""
     for digits in (4, 6, 9, 17):
-        texts = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
-        if texts[0] != texts[1] or value == threshold:
+        left, right = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
+        if left != right or value == threshold:
             break
-    return texts[0], sign, texts[1]
+    return f"{left} {sign} {right}"
 
 
 def _number(value: float) -> float | None:

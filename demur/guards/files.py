@@ -1,11 +1,8 @@
-"""Predictions for image files: which files are meant, and the answers as CSV or JSON."""
+"""Predictions for image files: which files are meant, and the answers as rows."""
 
-import csv
 import glob
-import io
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,9 @@ from demur.files.atomic import raise_unreadable
 from demur.files.output_paths import SUFFIXES
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
-from demur.progress import ignore
 
-Row = dict[str, Any]  # file, class, label, accepted, confidence, scores, reason, error
+Row = dict[str, Any]  # file, what `GuardResult.rows` has, error, guard
 FILES_PER_BATCH = 64
-COLUMNS = ("file", "class", "label", "accepted", "confidence", "reason", "error")
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
@@ -50,31 +45,25 @@ def find_images(words: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def predict_files(
-    guard: Guard, paths: Sequence[Path], on_progress: Callable[[int, int], None] = ignore
-) -> list[Row]:
+def predict_files(guard: Guard, paths: Sequence[Path]) -> list[Row]:
     """Return one row per file, in order; a file that cannot be read has an `error`."""
-    rows: list[Row] = []
-    for start in range(0, len(paths), FILES_PER_BATCH):
-        rows += _predict_some(guard, paths[start : start + FILES_PER_BATCH])
-        on_progress(len(rows), len(paths))
-    return rows
+    starts = range(0, len(paths), FILES_PER_BATCH)
+    return [row for i in starts for row in _predict_some(guard, paths[i : i + FILES_PER_BATCH])]
 
 
 def _predict_some(guard: Guard, paths: Sequence[Path]) -> list[Row]:
-    batches: dict[Path, Batch | str] = {path: _read(guard, path) for path in paths}
-    read = {path: batch for path, batch in batches.items() if isinstance(batch, Batch)}
-    answers: dict[Path, Row] = {}
+    batches = [_read(guard, path) for path in paths]
+    read = [batch for batch in batches if isinstance(batch, Batch)]
+    answers: Iterator[Row] = iter(())
     if read:
-        x = torch.cat([batch.x for batch in read.values()])
-        result = guard.decide(x, [batch.notes[0] for batch in read.values()])
-        answers = dict(zip(read, result.rows(), strict=True))
+        result = guard.decide(torch.cat([one.x for one in read]), [one.notes[0] for one in read])
+        answers = iter(result.rows())
     none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
     return [
-        {"file": _shown(path), **answers[path], "error": None}
-        if path in answers
-        else {"file": _shown(path), **none, "error": batches[path]}
-        for path in paths
+        {"file": _shown(path), **none, "error": batch, "guard": guard.identity}
+        if isinstance(batch, str)
+        else {"file": _shown(path), **next(answers), "error": None, "guard": guard.identity}
+        for path, batch in zip(paths, batches, strict=True)
     ]
 
 
@@ -84,7 +73,6 @@ def _shown(path: Path) -> str:
 
 
 def _read(guard: Guard, path: Path) -> Batch | str:
-    """The image of a file, or why it cannot be read."""
     try:
         return read_images(path, guard.shape, guard.resize)
     except BadInput as error:
@@ -92,22 +80,3 @@ def _read(guard: Guard, path: Path) -> Batch | str:
         return text if _shown(path) in text else f"{_shown(path)}: {text}"
     except OSError as error:
         return f"{_shown(path)}: {(error.strerror or 'cannot be read').lower()}"
-
-
-def to_json(rows: Sequence[Row]) -> str:
-    """Return the rows as a JSON list."""
-    return json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n"
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV, with one column per score."""
-    names = list(dict.fromkeys(name for row in rows for name in row["scores"] or {}))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS[:5], *names, *COLUMNS[5:]])
-    for row in rows:
-        scores = row["scores"] or {}
-        values = [row[column] for column in COLUMNS]
-        shown = [*values[:5], *(scores.get(name) for name in names), *values[5:]]
-        writer.writerow(["" if value is None else value for value in shown])
-    return text.getvalue()

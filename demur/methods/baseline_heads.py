@@ -14,13 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
-from demur.attacks.objectives import (
-    CARLMargin,
-    CARLObjective,
-    Form,
-    RejectionHinge,
-    UntargetedMargin,
-)
+from demur.attacks.objectives.classification import UntargetedMargin
+from demur.attacks.objectives.rejector import CARLMargin, CARLObjective, Form, RejectionHinge
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from demur.attacks import CE, KL, PGD, Attack, Objective, WrongConfidence
 from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
-from demur.attacks.objectives import divergence
+from demur.attacks.objectives.classification import divergence
 from demur.errors import BadInput
 from demur.noise import Stream
 from demur.output import Output, log_probabilities
@@ -97,15 +97,12 @@ def running_stats_frozen(net: nn.Module) -> Iterator[None]:
 
 
 class LabelledOutput(NamedTuple):
-    """Images (N, C, H, W), their labels (N) and the net's output for them.
-
-    `target` holds the target probabilities (N, K) of soft labels; None: the labels themselves.
-    """
+    """Images (N, C, H, W), their labels (N) and the net's output for them."""
 
     x: Tensor
     y: Tensor
     out: Output
-    target: Tensor | None = None
+    target: Tensor | None = None  # probabilities (N, K) of soft labels; None: the labels themselves
 
     def cross_entropy(self) -> Tensor:
         """Cross-entropy of each image with its target or label, N."""
@@ -115,14 +112,11 @@ class LabelledOutput(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-    """Outputs for the attacked images, and for the clean ones if a loss needs them.
-
-    `unperturbed` holds the attacked images before the attack. Only CCAT sets it: its clean images
-    are other images than its attacked ones.
-    """
+    """Outputs for the attacked images, and for the clean ones if a loss needs them."""
 
     attacked: LabelledOutput
     clean: LabelledOutput | None = None
+    # The attacked images before the attack, of CCAT, whose clean images are others.
     unperturbed: Tensor | None = None
 
     def with_target(self, target: Tensor) -> "BatchOutputs":
@@ -183,7 +177,8 @@ class Framework(Spec, ABC):
 
     def without_stats_updates(self) -> "Framework":
         """Return a copy whose attack leaves the running statistics of batch norm alone."""
-        return self
+        changes: dict[str, Any] = {"bn": "batch"}
+        return replace(self, **changes) if getattr(self, "bn", None) == "train" else self
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Framework":
         """Copy whose attack maximises `objective`, in batch-norm mode `bn` if given.
@@ -262,11 +257,12 @@ class PGDAT(Framework):
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
         return outputs.attacked.cross_entropy()
 
-    def without_stats_updates(self) -> "PGDAT":
-        return replace(self, bn="batch") if self.bn == "train" else self
-
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "PGDAT":
-        return replace(self, attack=_set_objective(self.attack, objective), bn=bn or self.bn)
+        if not hasattr(self.attack, "objective"):
+            kind = type(self.attack).__name__
+            raise BadInput(f"{kind} has no objective that a head can set; use PGD")
+        changes: dict[str, Any] = {"objective": objective}
+        return replace(self, attack=replace(self.attack, **changes), bn=bn or self.bn)
 
 
 @dataclass(frozen=True)
@@ -304,14 +300,6 @@ class TRADES(Framework):
         clean = outputs.clean_outputs()
         log_p, log_p_adv = (log_probabilities(part.out) for part in (clean, outputs.attacked))
         return clean.cross_entropy() + self.beta * divergence(log_p, log_p_adv)
-
-
-def _set_objective(attack: Attack, objective: Objective) -> Attack:
-    """Copy of the attack with another objective."""
-    if not hasattr(attack, "objective"):
-        raise BadInput(f"{type(attack).__name__} has no objective that a head can set; use PGD")
-    changes: dict[str, Any] = {"objective": objective}
-    return replace(attack, **changes)
 
 
 @dataclass(frozen=True)
@@ -358,11 +346,17 @@ class CCAT(Framework):
     def outputs(
         self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool
     ) -> BatchOutputs:
-        if self.form == "official":
-            return _outputs_of_halves(net, x, x_adv, y)
-        # reference code: the clean forward pass comes first
-        clean_outputs = LabelledOutput(x, y, net(x))
-        return BatchOutputs(LabelledOutput(x_adv, y, net(x_adv)), clean_outputs, unperturbed=x)
+        if self.form == "reference":  # the clean forward pass comes first
+            clean_outputs = LabelledOutput(x, y, net(x))
+            return BatchOutputs(LabelledOutput(x_adv, y, net(x_adv)), clean_outputs, unperturbed=x)
+        # The middle image of an odd batch is in both halves: they weigh the same, none is empty.
+        start, half = len(x) // 2, (len(x) + 1) // 2
+        out: Output = net(torch.cat([x[:half], x_adv[start:]]))
+        return BatchOutputs(
+            LabelledOutput(x_adv[start:], y[start:], Output(*(part[half:] for part in out))),
+            LabelledOutput(x[:half], y[:half], Output(*(part[:half] for part in out))),
+            unperturbed=x[start:],
+        )
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
         """Losses whose mean is the loss: one per clean and per attacked image, or their sums."""
@@ -388,21 +382,3 @@ class CCAT(Framework):
         ball = self.attack.ball
         relative_size = (ball.norm(delta) / max(ball.eps, 1e-12)).clamp(max=1)
         return 1 - (1 - relative_size) ** self.rho
-
-    def without_stats_updates(self) -> "CCAT":
-        return replace(self, bn="batch") if self.bn == "train" else self
-
-
-def _outputs_of_halves(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:
-    """One forward pass of the clean first half and the attacked second half of a batch.
-
-    The middle image of an odd batch is in both halves, so they weigh the same and none is empty.
-    """
-    start, half = len(x) // 2, (len(x) + 1) // 2
-    clean, attacked = x[:half], x_adv[start:]
-    out: Output = net(torch.cat([clean, attacked]))
-    return BatchOutputs(
-        LabelledOutput(attacked, y[start:], Output(*(part[half:] for part in out))),
-        LabelledOutput(clean, y[:half], Output(*(part[:half] for part in out))),
-        unperturbed=x[start:],
-    )

@@ -254,10 +254,12 @@ class RR(Head):
     def spares_backbone(self) -> bool:
         return self.gradient_to == "head"
 
-    def attack_objective(self) -> RRLoss | None:
-        if not self.has_weights:
-            return None
+    @property
+    def _l_rr(self) -> RRLoss:
         return RRLoss(self.tau, self.construction, self.rr_loss)
+
+    def attack_objective(self) -> RRLoss | None:
+        return self._l_rr if self.has_weights else None
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         loss_per_image = self.loss_per_image(outputs.attacked.out, outputs.attacked.y)
@@ -267,22 +269,18 @@ class RR(Head):
         return self.weight * loss_per_image
 
     def loss_per_image(self, out: Output, y: Tensor) -> Tensor:
-        """L_RR of each image (Eq. 7), unweighted, N."""
-        out, target = self.stop_gradients(out, tcon(out, y, self.tau), y)
+        """L_RR of each image (Eq. 7), unweighted, with stopped gradients, N."""
+        target = tcon(out, y, self.tau)
+        if self.stop_tcon or self.spares_backbone:
+            target = target.detach()
+        stopped = out.logits.detach()
+        if self.stop_con == "all" or self.spares_backbone:
+            out = Output(stopped, out.feature, out.aux)
+        elif self.stop_con == "correct":
+            correct = (prediction(out) == y)[:, None]
+            out = Output(torch.where(correct, stopped, out.logits), out.feature, out.aux)
         # the product construction computes R-Con = con * A (Eq. 6) from the stopped output
         return rr_loss_per_image(out, y, target, self.construction, self.rr_loss, self.tau)
-
-    def stop_gradients(self, out: Output, t_con: Tensor, y: Tensor) -> tuple[Output, Tensor]:
-        """Output and T-Con with the same values, detached as `stop_con` and `stop_tcon` say."""
-        if self.stop_tcon or self.spares_backbone:
-            t_con = t_con.detach()
-        if self.stop_con == "all" or self.spares_backbone:
-            return Output(out.logits.detach(), out.feature, out.aux), t_con
-        if self.stop_con == "correct":
-            correct = prediction(out) == y
-            logits = torch.where(correct[:, None], out.logits.detach(), out.logits)
-            return Output(logits, out.feature, out.aux), t_con
-        return out, t_con
 
     def rejectors(self) -> dict[str, Rejector]:
         match self.construction:
@@ -300,8 +298,7 @@ class RR(Head):
     def adapt_framework(self, framework: Framework) -> Framework:
         if not self.joint:
             return framework
-        l_rr = RRLoss(self.tau, self.construction, self.rr_loss)
-        return framework.with_objective(CE() + self.weight * l_rr)
+        return framework.with_objective(CE() + self.weight * self._l_rr)
 
     @property
     def needs_clean(self) -> bool:

@@ -36,11 +36,8 @@ class Labels(Spec, ABC):
     ) -> Tensor | None:
         """Return target probabilities, N, K, or None for the labels themselves.
 
-        Args:
-            y: Labels, N.
-            classes: Number of classes K.
-            progress: Share of the training steps that are done.
-            teacher: Output of the averaged net for the clean images, if `needs_teacher`.
+        `progress` is the share of the training steps that are done, `teacher` the output of the
+        averaged net for the clean images, if `needs_teacher`.
         """
 
 

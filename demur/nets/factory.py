@@ -103,7 +103,7 @@ class FactoryNet(NetSpec):
         with torch.random.fork_rng(devices=[]):
             self._split(self._module(function, domain), domain)
 
-    def trunk(self, channels: int) -> Trunk:
+    def trunk(self, domain: Domain) -> Trunk:
         raise BadInput("a FactoryNet is built for a whole domain; call build")
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
@@ -148,13 +148,15 @@ class FactoryNet(NetSpec):
 
         Without a named layer, the last linear layer is taken out of the module.
         """
-        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        parts = {name: part for name, part in module.named_modules() if name}
+        layers = ", ".join([*parts][-8:]) or "its layers"
+        linear = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
         name = self.layer or (linear[-1] if linear else "")
-        if name not in dict(module.named_modules()) or not name:
+        if name not in parts:
             lacking = f"no layer {name!r}" if name else "no linear layer"
             raise BadInput(
                 f"the net of {self.function} has {lacking}; name the layer of the features with "
-                f"layer=NAME, one of {_layer_names(module)}"
+                f"layer=NAME, one of {layers}"
             )
         inputs, outputs, logits = _probe(module, name, domain, self.function)
         if self.layer:
@@ -163,7 +165,7 @@ class FactoryNet(NetSpec):
         if inputs.ndim != 2 or logits.shape != outputs.shape or not torch.equal(logits, outputs):
             raise BadInput(
                 f"the last linear layer {name!r} of {self.function} does not return the logits; "
-                f"name the layer of the features with layer=NAME, one of {_layer_names(module)}"
+                f"name the layer of the features with layer=NAME, one of {layers}"
             )
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, nn.Identity())
@@ -202,8 +204,3 @@ def _probe(
 def _pooled(feature: Tensor) -> Tensor:
     """Features as N, D; maps (N, D, H, W) are averaged over positions."""
     return feature if feature.ndim == 2 else feature.flatten(2).mean(2)
-
-
-def _layer_names(module: nn.Module) -> str:
-    names = [name for name, _ in module.named_modules() if name]
-    return ", ".join(names[-8:]) or "its layers"

@@ -58,10 +58,7 @@ class Normalise(nn.Module):
 class RejectingNet(nn.Module):
     """A classifier with an auxiliary output that rejectors can read.
 
-    Args:
-        domain: shape, classes, mean and std of the images.
-        trunk: from images to pooled features.
-        aux: from the list of pooled features to (N, A).
+    `trunk` maps images to pooled features, `aux` the list of pooled features to (N, A).
     """
 
     def __init__(self, domain: Domain, trunk: Trunk, aux: nn.Module) -> None:
@@ -140,27 +137,20 @@ class NetSpec(Spec, ABC):
         return False
 
     @abstractmethod
-    def trunk(self, channels: int) -> Trunk:
-        """Return a new trunk for images with this many channels."""
+    def trunk(self, domain: Domain) -> Trunk:
+        """Return a new trunk for images of a domain."""
 
     def check(self, domain: Domain) -> None:
         """Raise BadInput if the net cannot be built for these images; it always can by default."""
 
-    def trunk_for(self, domain: Domain) -> Trunk:
-        """Return a new trunk for images of a domain; by default their size does not matter."""
-        return self.trunk(domain.shape[0])
-
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         """Return a new net for images of a domain; the seed determines its weights.
 
-        Args:
-            domain: shape, classes, mean and std of the images.
-            head: builds the auxiliary module.
-            seed: seed of the initial weights; the global random state does not change.
+        The head builds the auxiliary module. The global random state does not change.
         """
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
             torch.default_generator.manual_seed(seed)
-            trunk = self.trunk_for(domain)
+            trunk = self.trunk(domain)
             aux = head.build(trunk.dims, domain.classes)
             net = RejectingNet(domain, trunk, aux)
             self.initialise(net)

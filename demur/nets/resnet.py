@@ -70,7 +70,12 @@ class ResidualTrunk(Trunk):
         self.activation = activation
         self.dims = tuple(widths)
         self.large = large
-        self.stem: nn.Module = _large_stem(channels, stem) if large else Conv3x3(channels, stem)
+        self.stem: nn.Module
+        if large:  # as for ImageNet, but without a norm, which the pre-activation form has later
+            conv = nn.Conv2d(channels, stem, 7, stride=2, padding=3, bias=False)
+            self.stem = nn.Sequential(conv, nn.MaxPool2d(3, stride=2, padding=1))
+        else:
+            self.stem = Conv3x3(channels, stem)
         self.stages = nn.ModuleList()
         for i, width in enumerate(widths):
             width_in = widths[i - 1] if i else stem
@@ -86,14 +91,6 @@ class ResidualTrunk(Trunk):
             x = stage(x)
             features.append(global_average_pool(x))
         return [*features[:-1], global_average_pool(ACTIVATIONS[self.activation](self.norm(x)))]
-
-
-def _large_stem(channels: int, width: int) -> nn.Sequential:
-    """The stem of ResNets for ImageNet; its pre-activation form has no norm here."""
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
 
 
 def global_average_pool(maps: Tensor) -> Tensor:
@@ -123,15 +120,10 @@ class ResNet18(NetSpec):
     width: PositiveInt = 64
     activation: Activation = field(default="relu", metadata=later("relu"))
 
-    def trunk(self, channels: int) -> ResidualTrunk:
-        return self._trunk(channels, large=False)
-
-    def trunk_for(self, domain: Domain) -> ResidualTrunk:
-        return self._trunk(domain.shape[0], large=min(domain.shape[1:]) >= LARGE)
-
-    def _trunk(self, channels: int, large: bool) -> ResidualTrunk:
+    def trunk(self, domain: Domain) -> ResidualTrunk:
         widths = [self.width * factor for factor in (1, 2, 4, 8)]
-        return ResidualTrunk(channels, self.width, widths, 2, large, self.activation)
+        large = min(domain.shape[1:]) >= LARGE
+        return ResidualTrunk(domain.shape[0], self.width, widths, 2, large, self.activation)
 
 
 @dataclass(frozen=True)
@@ -149,8 +141,9 @@ class ResNet8(NetSpec):
 
     width: PositiveInt = 16
 
-    def trunk(self, channels: int) -> ResidualTrunk:
-        return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4)], depth=1)
+    def trunk(self, domain: Domain) -> ResidualTrunk:
+        widths = [self.width * factor for factor in (1, 2, 4)]
+        return ResidualTrunk(domain.shape[0], self.width, widths, depth=1)
 
 
 @dataclass(frozen=True)
@@ -177,9 +170,9 @@ class WideResNet(NetSpec):
                 f"WideResNet needs a depth of 6n + 4, such as 28 or 34, not {self.depth}"
             )
 
-    def trunk(self, channels: int) -> ResidualTrunk:
+    def trunk(self, domain: Domain) -> ResidualTrunk:
         widths = [16 * self.widen * f for f in (1, 2, 4)]
-        return ResidualTrunk(channels, 16, widths, depth=(self.depth - 4) // 6)
+        return ResidualTrunk(domain.shape[0], 16, widths, depth=(self.depth - 4) // 6)
 
     def initialise(self, net: RejectingNet) -> None:
         # as in the reference code of WideResNet

@@ -5,7 +5,7 @@ attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -25,6 +25,7 @@ from demur.recipes.attacks import (
     ADAPTIVE_OBJECTIVES,
     NAMED_ATTACKS,
     AdaptiveObjective,
+    LiveMapping,
     attack_group,
 )
 from demur.recipes.training import RECIPES, Recipe, hint_for
@@ -58,23 +59,12 @@ _LISTS: tuple[Sequence[type[Spec]], ...] = (
 )  # fmt: skip
 
 
-class _Names(Mapping[str, type[Spec]]):
-    """Every class that the text of a spec may name, as the lists of the packages are now."""
-
-    def __getitem__(self, name: str) -> type[Spec]:
-        return self._classes()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._classes())
-
-    def __len__(self) -> int:
-        return len(self._classes())
-
-    def _classes(self) -> dict[str, type[Spec]]:
-        return {cls.__name__: cls for group in _LISTS for cls in group}
+def _classes() -> dict[str, type[Spec]]:
+    return {cls.__name__: cls for group in _LISTS for cls in group}
 
 
-VOCABULARY: Vocabulary = _Names()
+# every class that the text of a spec may name
+VOCABULARY: Vocabulary = LiveMapping(_classes)
 
 
 def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
@@ -150,12 +140,10 @@ AnyName = str | Rejector | type[Rejector]
 
 
 def rejectors_named(given: AnyName | Iterable[AnyName], recipe: Recipe) -> dict[str, Rejector]:
-    """Rejectors by their name in tables.
+    """Rejectors by their name in tables, for a net of `recipe`.
 
-    Args:
-        given: One or several: a class, an instance, or texts, separated by commas, with a name of
-            `demur score` (R-Con), a spec (Energy(tau=2)) or the user's own (myrej:Gini(power=2)).
-        recipe: The recipe of the net, whose head names rejectors.
+    Given are one or several: a class, an instance, or texts, separated by commas, with a name of
+    `demur score` (R-Con), a spec (Energy(tau=2)) or the user's own (myrej:Gini(power=2)).
     """
     found: dict[str, Rejector] = {}
     for one in [given] if isinstance(given, str | Rejector | type) else given:
@@ -232,7 +220,6 @@ def _split_changes(changes: str) -> list[str]:
 
 
 def _apply_change(spec: S, change: str) -> S:
-    """Spec with one `key=value` change."""
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
         raise BadInput(f"{shorten(change)!r} is not a change; write key=value")
@@ -263,7 +250,6 @@ def _own_images(text: str) -> OwnImages | None:
 
 
 def _read_file(path: Path) -> Spec:
-    """Spec in a text file."""
     if not path.is_file():
         raise BadInput(f"there is no file {path}; @FILE names a file that holds a spec")
     content = read_regular_file(path, MAX_TEXT, "@FILE names a file that holds a spec")

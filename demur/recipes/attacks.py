@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from demur.attacks import (
     APGD,
@@ -27,7 +27,6 @@ from demur.attacks import (
     PlusLogScore,
     RayS,
     RejectAutoAttackEnsemble,
-    Rejected,
     ScoreObjective,
     TargetedConfidence,
     TargetedMargin,
@@ -42,6 +41,7 @@ from demur.errors import BadInput
 from demur.recipes.training import Recipe, l2, linf
 from demur.spec import find_name, required_fields
 
+V = TypeVar("V")
 STEPS, RESTARTS = 500, 10  # the paper's
 
 
@@ -57,7 +57,6 @@ class AdaptiveObjective:
         return self.rejector_term != "rr" or recipe.method.head.attack_objective() is not None
 
     def formula(self, recipe: Recipe) -> str:
-        """Objective as the paper writes it."""
         name, _ = recipe.head_rejector
         base = "CE" if self.base_objective == CE() else "L_Con"
         if isinstance(self.base_objective, TargetedConfidence):
@@ -66,7 +65,6 @@ class AdaptiveObjective:
         return f"{base} + eta {term}"
 
     def objective(self, recipe: Recipe, eta: float) -> Objective:
-        """Objective for a net of this recipe."""
         _, rejector = recipe.head_rejector
         if self.rejector_term == "log-score":
             return PlusLogScore(rejector, eta, self.base_objective)
@@ -84,13 +82,8 @@ class AdaptiveObjective:
     ) -> Attack:
         """PGD on this objective; a targeted one runs against every wrong class.
 
-        Args:
-            recipe: The recipe of the attacked net.
-            eta: Weight of the rejector's term.
-            steps: Gradient steps per restart.
-            restarts: Random restarts.
-            criterion: Keep adversarial examples that succeed by it. None keeps those with
-                the largest objective, as in the paper.
+        It keeps examples that succeed by the criterion; None keeps those with the largest
+        objective, as in the paper.
         """
         pgd = replace(
             linf(recipe.data, steps), restarts=restarts, objective=self.objective(recipe, eta)
@@ -168,6 +161,12 @@ def _gama_fw(recipe: Recipe) -> FrankWolfe:
     )  # fmt: skip
 
 
+def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
+    """The attack of a class in the usual Linf ball, on accepted errors of the head's rejector."""
+    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
+    return cls.example(Linf(recipe.data.threat.linf), criterion)
+
+
 MakeAttack = Callable[[Recipe], Attack]
 
 _SETTINGS: dict[str, MakeAttack] = {
@@ -187,21 +186,15 @@ _SETTINGS: dict[str, MakeAttack] = {
     "gama-pgd": _gama_pgd,
     "gama-fw": _gama_fw,
     "xi": _xi,
-    "autoattack": lambda recipe: AutoAttackEnsemble(Linf(recipe.data.threat.linf)),
+    "autoattack": partial(_with_defaults, AutoAttackEnsemble),
     "autoattack-l2": lambda recipe: AutoAttackEnsemble(L2(recipe.data.threat.l2)),
     "autoattack-l1": lambda recipe: AutoAttackEnsemble(L1(recipe.data.threat.l1)),
-    "reject-autoattack": lambda recipe: RejectAutoAttackEnsemble(
-        Linf(recipe.data.threat.linf), AcceptedError(recipe.head_rejector[1], TPR(0.95))
-    ),
-    "force-rejection": lambda recipe: ForceRejectionEnsemble(
-        Linf(recipe.data.threat.linf), Rejected(recipe.head_rejector[1], TPR(0.95))
-    ),
-    "worst-score": lambda recipe: WorstScore(
-        Linf(recipe.data.threat.linf), recipe.head_rejector[1]
-    ),
-    "hopskipjump": lambda recipe: HopSkipJump(Linf(recipe.data.threat.linf)),
+    "reject-autoattack": partial(_with_defaults, RejectAutoAttackEnsemble),
+    "force-rejection": partial(_with_defaults, ForceRejectionEnsemble),
+    "worst-score": partial(_with_defaults, WorstScore),
+    "hopskipjump": partial(_with_defaults, HopSkipJump),
     "hopskipjump-l2": lambda recipe: HopSkipJump(L2(recipe.data.threat.l2)),
-    "rays": lambda recipe: RayS(Linf(recipe.data.threat.linf)),
+    "rays": partial(_with_defaults, RayS),
     "cw": lambda recipe: CW("L2"),
     "cw-linf": lambda recipe: CW("Linf"),
     "cw-linf-adam": lambda recipe: CW("Linf-adam"),
@@ -215,29 +208,34 @@ _SETTINGS: dict[str, MakeAttack] = {
 }
 
 
-class NamedAttacks(Mapping[str, MakeAttack]):
-    """Attacks by name: the settings above, and every other attack class with its defaults.
+class LiveMapping(Mapping[str, V]):
+    """What a function returns now: the lists of the packages that it reads may grow."""
+
+    def __init__(self, make: Callable[[], dict[str, V]]) -> None:
+        self.make = make
+
+    def __getitem__(self, name: str) -> V:
+        return self.make()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.make())
+
+    def __len__(self) -> int:
+        return len(self.make())
+
+
+def _named_attacks() -> dict[str, MakeAttack]:
+    """The settings above, and every other attack class with its defaults.
 
     A class is named by its words in lower case: MaxMinMargin is max-min-margin. Classes that
     consist of other attacks have no name.
     """
-
-    def __getitem__(self, name: str) -> MakeAttack:
-        return _SETTINGS[name] if name in _SETTINGS else self._classes()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*_SETTINGS, *self._classes()))
-
-    def __len__(self) -> int:
-        return len(_SETTINGS) + len(self._classes())
-
-    def _classes(self) -> dict[str, MakeAttack]:
-        named = {
-            _command_name(cls): partial(_with_defaults, cls)
-            for cls in ATTACKS
-            if set(required_fields(cls)) <= {"ball", "criterion"}
-        }
-        return {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
+    named: dict[str, MakeAttack] = {
+        _command_name(cls): partial(_with_defaults, cls)
+        for cls in ATTACKS
+        if set(required_fields(cls)) <= {"ball", "criterion"}
+    }
+    return _SETTINGS | {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
 
 
 def _command_name(cls: type[Attack]) -> str:
@@ -245,13 +243,7 @@ def _command_name(cls: type[Attack]) -> str:
     return "-".join(words).lower()
 
 
-def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
-    """The attack of a class in the usual Linf ball, on accepted errors of the head's rejector."""
-    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
-    return cls.example(Linf(recipe.data.threat.linf), criterion)
-
-
-NAMED_ATTACKS = NamedAttacks()
+NAMED_ATTACKS = LiveMapping(_named_attacks)
 CORRUPTIONS_GROUP = "corruptions"
 
 

@@ -183,12 +183,10 @@ class Recipe(Spec):
 
     @property
     def tau(self) -> float:
-        """Temperature that A is trained with."""
         return self.method.head.tau
 
     @property
     def has_rectifier(self) -> bool:
-        """Whether the net has R-Con = con * A."""
         return self.method.head.has_rectifier
 
     def rejectors(self) -> dict[str, Rejector]:
@@ -229,19 +227,17 @@ _FRAMEWORKS: dict[str, Framework] = {
 }
 
 
-def _for_digits(attack: PGD, step_size: float) -> PGD:
-    """CCAT's attack for the digits: ten steps."""
-    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step_size=step_size)
-
-
 # a slightly larger radius than that of the evaluation, which helps with so few images
 _DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
 _DIGITS_FRAMEWORKS: dict[str, Framework] = {
     "standard": Standard(),
     "pgdat": PGDAT(_DIGITS_PGD),
     "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", objective=KL())),
-    "ccat": CCAT(attack=_for_digits(CCAT_OFFICIAL, 0.06)),
-    "ccat-reference": replace(_CCAT_AS_IN_PAPER, attack=_for_digits(CCAT_REFERENCE, 0.04)),
+    "ccat": CCAT(attack=replace(CCAT_OFFICIAL, ball=_DIGITS_PGD.ball, steps=10, step_size=0.06)),
+    "ccat-reference": replace(
+        _CCAT_AS_IN_PAPER,
+        attack=replace(CCAT_REFERENCE, ball=_DIGITS_PGD.ball, steps=10, step_size=0.04),
+    ),
 }
 
 _HEADS: dict[str, Head] = {
@@ -264,16 +260,12 @@ def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
 _DIGITS_SCHEDULES = {"ccat-reference": (0.1, 12), "ccat": (0.1, 18), "": (0.3, 24)}  # peak, epochs
 
 
-def _schedule(name: str) -> tuple[float, int]:
-    """Peak learning rate and epochs of a method on the digits, by the longest known prefix."""
-    return next(found for prefix, found in _DIGITS_SCHEDULES.items() if name.startswith(prefix))
-
-
-def _digits(method: Method, peak: float, epochs: int) -> Recipe:
-    recipe = Recipe(
+def _digits(name: str, method: Method) -> Recipe:
+    known = _DIGITS_SCHEDULES.items()
+    peak, epochs = next(found for prefix, found in known if name.startswith(prefix))
+    return _with_selection(Recipe(
         Digits(), ResNet8(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
-    )
-    return _with_selection(recipe)
+    ))  # fmt: skip
 
 
 def _cifar10(method: Method) -> Recipe:
@@ -348,7 +340,7 @@ _IMAGES = {
 _PAPER = {f"cifar10-{name}": _cifar10(method) for name, method in _methods(_FRAMEWORKS).items()}
 RECIPES: dict[str, Recipe] = {
     **{
-        f"digits-{name}": _digits(method, *_schedule(name))
+        f"digits-{name}": _digits(name, method)
         for name, method in _methods(_DIGITS_FRAMEWORKS).items()
     },
     **_PAPER,

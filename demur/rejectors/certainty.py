@@ -114,7 +114,10 @@ def log_certainty(
             log_rest = torch.logaddexp(
                 log_one_minus_con(out, tau), logsigmoid(rectifier_logit(out))
             )
-            return _extended_log(certainty(out, construction, tau)), log_rest
+            r = certainty(out, construction, tau)
+            tangent = torch.full_like(r, LINEAR_BELOW).log() + (r - LINEAR_BELOW) / LINEAR_BELOW
+            log_r = torch.where(r > LINEAR_BELOW, r.clamp_min(LINEAR_BELOW).log(), tangent)
+            return log_r, log_rest
         case "aux":
             return logsigmoid(rectifier_logit(out)), logsigmoid(-rectifier_logit(out))
         case "con":
@@ -148,9 +151,3 @@ def rr_loss_per_image(
         case "margin":
             sign = torch.where(prediction(out) == y, 1.0, -1.0)
             return relu(MARGIN - sign * (2 * certainty(out, construction, tau) - 1))
-
-
-def _extended_log(r: Tensor) -> Tensor:
-    """log r, continued below LINEAR_BELOW by its tangent there."""
-    tangent = torch.log(torch.full_like(r, LINEAR_BELOW)) + (r - LINEAR_BELOW) / LINEAR_BELOW
-    return torch.where(r > LINEAR_BELOW, r.clamp_min(LINEAR_BELOW).log(), tangent)

@@ -7,7 +7,6 @@ GDA(inverse="reference")    # the ridge of the paper's code, which is hardly one
 ViM()                       # Wang et al. 2022: energy minus a residual of the feature
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,7 +17,7 @@ from torch.nn.functional import one_hot
 from demur.errors import BadInput
 from demur.output import Output, label_entry, prediction
 from demur.rejectors.certainty import energy
-from demur.rejectors.rule import FittedScore, Rejector, TooFewImages, correct_features
+from demur.rejectors.rule import FeatureRejector, TooFewImages, correct_features
 from demur.spec.field_types import NonNegative, PositiveInt
 
 Inverse = Literal["ridge", "pseudo", "reference"]
@@ -27,7 +26,7 @@ ZERO_EIGENVALUE = 1e-10  # times the mean variance; a pseudo-inverse treats smal
 
 
 @dataclass(frozen=True)
-class Gaussian(Rejector):
+class Gaussian(FeatureRejector):
     """Options for the inversion of a covariance, shared by GDA, GDAStar and GMM."""
 
     # reference code: REFERENCE_RIDGE in fp32, whose inverse is noise for 100 classes
@@ -77,31 +76,20 @@ class GDA(Gaussian):
         >>> score = GDA().fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
-    def fit(self, out: Output, y: Tensor) -> "TiedGaussians":
+    arrays = ("means", "centre", "whitening")  # whitened minus `centre`: C, D; D; D, D
+
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
         z, labels = correct_features(out, y)
         means, centred, mean_variance = _centre_by_class(z.double(), labels)
         whitening, _ = self.whitening(centred, mean_variance)
-        return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "TiedGaussians":
-        return TiedGaussians.restored(arrays)
-
-
-class TiedGaussians(FittedScore):
-    """Minus the squared distance to the nearest mean in whitened space."""
-
-    means: Tensor  # C, D, whitened, minus `centre`
-    centre: Tensor  # D
-    whitening: Tensor  # D, D
-
-    def __init__(self, means: Tensor, whitening: Tensor) -> None:
-        super().__init__()
+        means, whitening = means.to(z.dtype), whitening.to(z.dtype)
         centre = means.mean(0)
-        self.set_buffers(means=(means - centre) @ whitening, centre=centre, whitening=whitening)
+        return (means - centre) @ whitening, centre, whitening
 
-    def score_chunk(self, out: Output) -> Tensor:
-        z = (out.feature - self.centre) @ self.whitening
-        return torch.stack([-((z - mean) ** 2).sum(1) for mean in self.means]).amax(0)
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        means, centre, whitening = arrays
+        z = (out.feature - centre) @ whitening
+        return torch.stack([-((z - mean) ** 2).sum(1) for mean in means]).amax(0)
 
 
 @dataclass(frozen=True)
@@ -111,10 +99,9 @@ class ByClass(Gaussian):
     nearest: ClassVar[bool]  # the distance is to the nearest class, not to the predicted one
     log_det: bool = False  # reference code: distances alone
 
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
-        return Gaussians.restored(arrays, nearest=self.nearest)
+    arrays = ("means", "whitenings", "log_dets")  # C, D; C, D, D; C, zeros without log_det
 
-    def fit(self, out: Output, y: Tensor) -> "Gaussians":
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
         """Fit a mean and a covariance to each class; TooFewImages if one has a single image."""
         z, labels = correct_features(out, y)
         means, centred, mean_variance = _centre_by_class(z.double(), labels)
@@ -128,8 +115,15 @@ class ByClass(Gaussian):
             fitted.append(self.whitening(members, mean_variance))
         whitenings = torch.stack([whitening for whitening, _ in fitted])
         log_dets = torch.stack([log_det for _, log_det in fitted]) * float(self.log_det)
-        means, whitenings, log_dets = (p.to(z.dtype) for p in (means, whitenings, log_dets))
-        return Gaussians(means, whitenings, log_dets, self.nearest)
+        return tuple(part.to(z.dtype) for part in (means, whitenings, log_dets))
+
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        by_class = [
+            -(((out.feature - mean) @ whitening) ** 2).sum(1) - log_det
+            for mean, whitening, log_det in zip(*arrays, strict=True)
+        ]
+        scores = torch.stack(by_class, 1)  # N, C
+        return scores.amax(1) if self.nearest else label_entry(scores, prediction(out))
 
 
 @dataclass(frozen=True)
@@ -179,33 +173,6 @@ class GMM(ByClass):
     nearest = False
 
 
-class Gaussians(FittedScore):
-    """Minus the squared distance to the nearest class, or to the predicted one."""
-
-    means: Tensor  # C, D
-    whitenings: Tensor  # C, D, D
-    log_dets: Tensor  # C; zeros without log_det
-
-    def __init__(self, means: Tensor, whitenings: Tensor, log_dets: Tensor, nearest: bool) -> None:
-        super().__init__()
-        self.nearest = nearest
-        self.set_buffers(means=means, whitenings=whitenings, log_dets=log_dets)
-
-    def score_chunk(self, out: Output) -> Tensor:
-        by_class = torch.stack(
-            [
-                -(((out.feature - mean) @ whitening) ** 2).sum(1) - log_det
-                for mean, whitening, log_det in zip(
-                    self.means, self.whitenings, self.log_dets, strict=True
-                )
-            ],
-            dim=1,
-        )  # N, C
-        if self.nearest:
-            return by_class.amax(1)
-        return label_entry(by_class, prediction(out))
-
-
 def _centre_by_class(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Class means (C, D), features minus their class mean (N, D), and their mean variance."""
     members = one_hot(labels).to(z.dtype)  # N, C
@@ -220,7 +187,7 @@ def _centre_by_class(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class ViM(Rejector):
+class ViM(FeatureRejector):
     """Energy minus a virtual logit, the scaled norm of the feature outside its principal space.
 
         score = logsumexp(logits) - alpha * ||R^T (z - o)||
@@ -241,9 +208,10 @@ class ViM(Rejector):
         >>> score = ViM(principal=4).fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
+    arrays = ("origin", "residual")  # D; D, D - principal, scaled by alpha
     principal: PositiveInt | None = None
 
-    def fit(self, out: Output, y: Tensor) -> "VirtualLogit":
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
         correct_features(out, y)  # raises for outputs that no rejector can be fitted to
         # on the CPU, where least squares also solve rank-deficient problems
         z, logits = (part.detach().double().cpu() for part in (out.feature, out.logits))
@@ -253,36 +221,18 @@ class ViM(Rejector):
             raise BadInput(
                 f"principal={principal} of {dim} dimensions leaves no residual; use less"
             )
-        origin = _origin(z, logits)
+        # the feature at which all logits are 0, of the linear layer that least squares recover
+        with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
+        layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
+        origin = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
         moments = (z - origin).t() @ (z - origin) / len(z)
         residual = torch.linalg.eigh(moments).eigenvectors[:, : dim - principal]  # ascending order
         norms = ((z - origin) @ residual).norm(dim=1)
         alpha = logits.amax(1).mean() / norms.mean().clamp_min(torch.finfo(z.dtype).tiny)
-        return VirtualLogit(origin.to(out.feature), (alpha * residual).to(out.feature))
+        return origin.to(out.feature), (alpha * residual).to(out.feature)
 
-    def restore(self, arrays: Mapping[str, Tensor]) -> "VirtualLogit":
-        return VirtualLogit.restored(arrays)
-
-
-class VirtualLogit(FittedScore):
-    """Energy minus the scaled norm of the residual."""
-
-    origin: Tensor  # D
-    residual: Tensor  # D, D - principal, scaled by alpha
-
-    def __init__(self, origin: Tensor, residual: Tensor) -> None:
-        super().__init__()
-        self.set_buffers(origin=origin, residual=residual)
-
-    def score_chunk(self, out: Output) -> Tensor:
-        projected = (out.feature - self.origin) @ self.residual
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        origin, residual = arrays
+        projected = (out.feature - origin) @ residual
         tiny = torch.finfo(projected.dtype).tiny  # keeps the gradient of the root finite
         return energy(out) - (projected**2).sum(1).clamp_min(tiny).sqrt()
-
-
-def _origin(z: Tensor, logits: Tensor) -> Tensor:
-    """Feature (D) at which all logits are 0; the linear layer is recovered by least squares."""
-    with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
-    layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
-    origin: Tensor = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
-    return origin

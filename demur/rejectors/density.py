@@ -7,7 +7,6 @@ KNN(k=50)           # Sun et al. 2022
 Each compares the last feature with a bank of features of correctly classified images.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,12 +15,11 @@ from torch.nn.functional import normalize
 
 from demur.data import CIFAR10, CIFAR100, Dataset
 from demur.errors import BadInput
-from demur.numerics import no_autocast
 from demur.output import Output, prediction
 from demur.rejectors.covariance import GDA, GMM, GDAStar
 from demur.rejectors.output_scores import Con
 from demur.rejectors.rule import (
-    FittedScore,
+    FeatureRejector,
     Rejector,
     TooFewImages,
     correct_features,
@@ -34,7 +32,7 @@ MIN_LOG_GAP = 1e-6  # between log distances; a smaller gap gives no estimate of 
 
 
 @dataclass(frozen=True)
-class KD(Rejector):
+class KD(FeatureRejector):
     """Log kernel density of the feature among the predicted class.
 
         score = log mean_i exp(-sigma * ||z - z_i||^2)
@@ -52,6 +50,7 @@ class KD(Rejector):
         >>> score = KD(sigma=0.01).fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
+    arrays = ("centre", "bank", "labels", "log_counts")  # D; M, D; M; C
     # paper: prints exp(-d^2 / sigma^2), which underflows to 0 at its sigma of 1e-3
     sigma: Positive = 1e-3
     per_class: PositiveInt = 1000
@@ -62,39 +61,24 @@ class KD(Rejector):
             return {"KD": KD(1.0, 100), "KD, sigma 0.01": KD(1e-2, 100)}
         return {"KD": KD() if isinstance(data, CIFAR10) else KD(1e-2, 100)}
 
-    def fit(self, out: Output, y: Tensor) -> "KernelDensity":
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
         features, labels = correct_features(out, y)
         chosen = first_per_class(labels, self.per_class)
-        return KernelDensity(self.sigma, features[chosen], labels[chosen])
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "KernelDensity":
-        return KernelDensity.restored(arrays, sigma=self.sigma)
-
-
-class KernelDensity(FittedScore):
-    """Log kernel density; the reference code's density without the log ties where it underflows."""
-
-    centre: Tensor  # D
-    bank: Tensor  # M, D
-    labels: Tensor  # M
-    log_counts: Tensor  # C
-
-    def __init__(self, sigma: float, bank: Tensor, labels: Tensor) -> None:
-        super().__init__()
-        self.sigma = sigma
+        bank, labels = features[chosen], labels[chosen]
         centre = bank.mean(0)
-        counts = torch.bincount(labels).to(bank.dtype)
-        self.set_buffers(centre=centre, bank=bank - centre, labels=labels, log_counts=counts.log())
+        return centre, bank - centre, labels, torch.bincount(labels).to(bank.dtype).log()
 
-    def score_chunk(self, out: Output) -> Tensor:
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        # the reference code's density without the log ties where it underflows
+        centre, bank, labels, log_counts = arrays
         label = prediction(out)
-        log_kernel = -self.sigma * squared_distances(out.feature - self.centre, self.bank)
-        other_class = label[:, None] != self.labels
-        return log_kernel.masked_fill(other_class, -torch.inf).logsumexp(1) - self.log_counts[label]
+        log_kernel = -self.sigma * squared_distances(out.feature - centre, bank)
+        other_class = label[:, None] != labels
+        return log_kernel.masked_fill(other_class, -torch.inf).logsumexp(1) - log_counts[label]
 
 
 @dataclass(frozen=True)
-class LID(Rejector):
+class LID(FeatureRejector):
     """Minus the local intrinsic dimension among the k nearest features of a bank.
 
         score = 1 / mean_i log(r_i / r_k)
@@ -112,6 +96,7 @@ class LID(Rejector):
         >>> score = LID(k=10).fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
+    arrays = ("centre", "bank")  # D; M, D
     k: PositiveInt = 600
     size: PositiveInt = 10_000
 
@@ -119,34 +104,21 @@ class LID(Rejector):
     def baselines(cls, data: object) -> dict[str, Rejector]:
         return {"LID": LID() if isinstance(data, CIFAR10) else LID(20)}
 
-    def fit(self, out: Output, y: Tensor) -> "LocalDimension":
-        return LocalDimension(self.k, _bank(out, y, self.size, self.k, f"LID(k={self.k})"))
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "LocalDimension":
-        return LocalDimension.restored(arrays, k=self.k)
-
-
-class LocalDimension(FittedScore):
-    """Minus the local intrinsic dimension: 1 / (mean log r_i - log r_k)."""
-
-    centre: Tensor  # D
-    bank: Tensor  # M, D
-
-    def __init__(self, k: int, bank: Tensor) -> None:
-        super().__init__()
-        self.k = k
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
+        bank = _bank(out, y, self.size, self.k, f"LID(k={self.k})")
         centre = bank.mean(0)
-        self.set_buffers(centre=centre, bank=bank - centre)
+        return centre, bank - centre
 
-    def score_chunk(self, out: Output) -> Tensor:
-        near = k_smallest(squared_distances(out.feature - self.centre, self.bank), self.k)
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        centre, bank = arrays
+        near = k_smallest(squared_distances(out.feature - centre, bank), self.k)
         tiny = torch.finfo(near.dtype).eps ** 2  # an image of the bank has distance 0 to itself
         logs = near.clamp_min(tiny).log() / 2  # N, k
         return -1 / (logs.amax(1) - logs.mean(1)).clamp_min(MIN_LOG_GAP)
 
 
 @dataclass(frozen=True)
-class KNN(Rejector):
+class KNN(FeatureRejector):
     """Minus the distance to the k-th nearest feature of a bank, all scaled to length 1.
 
         score = -||z / ||z|| - z_(k)||
@@ -162,6 +134,7 @@ class KNN(Rejector):
         >>> score = KNN(k=10).fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
+    arrays = ("bank",)  # M, D
     k: PositiveInt = 50
     size: PositiveInt = 10_000
 
@@ -169,33 +142,18 @@ class KNN(Rejector):
     def baselines(cls, data: object) -> dict[str, Rejector]:
         return {"kNN": KNN() if isinstance(data, CIFAR10 | CIFAR100) else KNN(10)}
 
-    def fit(self, out: Output, y: Tensor) -> "Neighbours":
-        return Neighbours(self.k, _bank(out, y, self.size, self.k, f"KNN(k={self.k})"))
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
+        return (normalize(_bank(out, y, self.size, self.k, f"KNN(k={self.k})")),)
 
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Neighbours":
-        return Neighbours.restored(arrays, k=self.k)
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        return -self._distances(out, *arrays).amax(1)
 
-
-class Neighbours(FittedScore):
-    """Minus the distance to the k-th neighbour among normalised features."""
-
-    bank: Tensor  # M, D
-
-    def __init__(self, k: int, bank: Tensor) -> None:
-        super().__init__()
-        self.k = k
-        self.set_buffers(bank=normalize(bank))
-
-    def score_chunk(self, out: Output) -> Tensor:
-        return -self._distances(out).amax(1)
-
-    def log_score(self, out: Output) -> Tensor:
+    def log_score_features(self, out: Output, *arrays: Tensor) -> Tensor:
         # the mean over all k neighbours is smoother: the k-th one changes with every attack step
-        with no_autocast(out.logits.device):
-            return -self._distances(Output(out.logits, out.feature.to(self.dtype), out.aux)).mean(1)
+        return -self._distances(out, *arrays).mean(1)
 
-    def _distances(self, out: Output) -> Tensor:
-        squared = squared_distances(normalize(out.feature), self.bank)
+    def _distances(self, out: Output, bank: Tensor) -> Tensor:
+        squared = squared_distances(normalize(out.feature), bank)
         tiny = torch.finfo(squared.dtype).eps ** 2  # keeps the gradient of the root finite
         return k_smallest(squared, self.k).clamp_min(tiny).sqrt()  # N, k
 

@@ -10,9 +10,9 @@ a module with buffers; more than CHUNK images are scored in chunks, which bounds
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -155,6 +155,10 @@ class Rule:
         """Smallest of score - threshold, N."""
         return torch.stack([score(out) - t for score, t in self.pairs]).amin(0)  # N
 
+    def accept_margins(self, out: Output, label: Tensor) -> Tensor:
+        """Margin of each score if the net predicted `label`, N, number of scores."""
+        return torch.stack([score.accept_margin(out, t, label) for score, t in self.pairs], 1)
+
     def accepted(self, out: Output) -> Tensor:
         """Whether each image is accepted, N; raises BadInput for a score of NaN."""
         scores = [score(out) for score, _ in self.pairs]
@@ -180,14 +184,18 @@ class FittedScore(nn.Module, Score):
 
     def forward(self, out: Output) -> Tensor:
         """Score of each image, N; raises BadInput for an output without features."""
+        return self.in_chunks(self.score_chunk, out)
+
+    def in_chunks(self, score: Callable[[Output], Tensor], out: Output) -> Tensor:
+        """Return a score of each image, N, in the dtype of the buffers."""
         check_features(out)
         out = as_output(out)
         out = Output(out.logits, out.feature.to(self.dtype), out.aux)
         with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
             if len(out.logits) <= CHUNK:
-                return self.score_chunk(out)
+                return score(out)
             rows = torch.arange(len(out.logits), device=out.logits.device)
-            return torch.cat([self.score_chunk(out.select(chunk)) for chunk in rows.split(CHUNK)])
+            return torch.cat([score(out.select(chunk)) for chunk in rows.split(CHUNK)])
 
     @abstractmethod
     def score_chunk(self, out: Output) -> Tensor:
@@ -200,18 +208,50 @@ class FittedScore(nn.Module, Score):
             if tensor.is_floating_point():
                 self.dtype = tensor.dtype
 
-    @classmethod
-    def restored(cls, arrays: Mapping[str, Tensor], **settings: float | bool) -> Self:
-        """Return a score with these buffers and settings; BadInput for buffers of another one."""
-        names = [name for name, kind in cls.__annotations__.items() if kind is Tensor]
-        if set(arrays) != set(names):
-            raise BadInput(f"{cls.__name__} has the arrays {', '.join(names)}, and no others")
-        score = cls.__new__(cls)
-        nn.Module.__init__(score)
-        for name, value in settings.items():
-            setattr(score, name, value)
-        score.set_buffers(**arrays)
-        return score
+
+@dataclass(frozen=True)
+class FeatureRejector(Rejector, ABC):
+    """A rejector fitted to features: arrays of clean images, and a score that reads them."""
+
+    arrays: ClassVar[tuple[str, ...]]  # their names in a saved guard
+
+    @abstractmethod
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
+        """Return the arrays in the order of their names; arguments as in `fit`."""
+
+    @abstractmethod
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        """Return the score of each image, N, from the arrays."""
+
+    def log_score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        """Return the form of the score for an attack's objective, N."""
+        return self.score_features(out, *arrays)
+
+    def fit(self, out: Output, y: Tensor) -> "FeatureScore":
+        return FeatureScore(self, *self.fit_arrays(out, y))
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> "FeatureScore":
+        if set(arrays) != set(self.arrays):
+            names = ", ".join(self.arrays)
+            raise BadInput(f"{type(self).__name__} has the arrays {names}, and no others")
+        return FeatureScore(self, *(arrays[name] for name in self.arrays))
+
+
+class FeatureScore(FittedScore):
+    """The score of a `FeatureRejector` with its arrays as buffers."""
+
+    def __init__(self, rejector: FeatureRejector, *arrays: Tensor) -> None:
+        super().__init__()
+        self.rejector = rejector
+        self.set_buffers(**dict(zip(rejector.arrays, arrays, strict=True)))
+
+    def score_chunk(self, out: Output) -> Tensor:
+        return self.rejector.score_features(out, *self.buffers())
+
+    def log_score(self, out: Output) -> Tensor:
+        return self.in_chunks(
+            lambda part: self.rejector.log_score_features(part, *self.buffers()), out
+        )
 
 
 def check_features(out: Output) -> None:
@@ -226,11 +266,8 @@ def check_features(out: Output) -> None:
 def correct_features(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     """Features (M, D) and labels (M) of the correctly classified images, in order.
 
-    A class without a correct prediction contributes all its images.
-
-    Raises:
-        TooFewImages: If a class has no image.
-        BadInput: If the output has no features.
+    A class without a correct prediction contributes all its images; one without an image raises
+    TooFewImages.
     """
     check_features(out)
     chosen = prediction(out) == y

@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const show = (value) => (value === null ? "none" : Number(value).toPrecision(4));
 let state = { rule: [], attack: false, token: false };
 let current = null; // the chosen file
+const answers = []; // of all images: { file, url, row, label }
 
 function say(text) {
   $("status").textContent = text;
@@ -53,7 +54,8 @@ function fillClasses(row) {
   $("classes").replaceChildren(...items);
 }
 
-function showRow(row) {
+function showRow(row, url) {
+  $("preview").src = url;
   $("verdict").textContent = `${row.class}: ${row.accepted ? "accepted" : "rejected"}`;
   $("verdict").className = row.accepted ? "accepted" : "rejected";
   $("reason").textContent = row.reason;
@@ -64,19 +66,87 @@ function showRow(row) {
   $("verdict").focus();
 }
 
-async function classify(file) {
-  current = file;
+async function classify(files) {
   $("result").hidden = $("attacked").hidden = true;
-  say("Classifying ...");
-  try {
-    const body = await send("predict", file);
-    URL.revokeObjectURL($("preview").src);
-    $("preview").src = URL.createObjectURL(file);
-    showRow(body.predictions[0]);
-    say("");
-  } catch (error) {
-    say(error.message);
+  let last = "";
+  for (const [number, file] of files.entries()) {
+    say(files.length > 1 ? `Classifying ${number + 1} of ${files.length} ...` : "Classifying ...");
+    current = file;
+    const answer = { file, url: URL.createObjectURL(file) };
+    try {
+      answer.row = (await send("predict", file)).predictions[0];
+      showRow(answer.row, answer.url);
+    } catch (error) {
+      last = files.length > 1 ? `${file.name}: ${error.message}` : error.message;
+    }
+    if (answer.row) answers.push(answer);
   }
+  say(last);
+  if (answers.length > 1) fillList();
+}
+
+function picture(answer) {
+  const image = document.createElement("img");
+  image.src = answer.url;
+  image.alt = answer.file.name;
+  return image;
+}
+
+function fillList() {
+  const items = answers.map((answer) => {
+    const item = document.createElement("li");
+    const button = document.createElement("button");
+    const text = document.createElement("span");
+    text.textContent = `${answer.row.class}: ${answer.row.accepted ? "accepted" : "rejected"}`;
+    button.type = "button";
+    button.className = answer.row.accepted ? "accepted" : "rejected";
+    button.title = answer.file.name;
+    button.append(picture(answer), text);
+    button.addEventListener("click", () => {
+      current = answer.file;
+      $("attacked").hidden = true;
+      showRow(answer.row, answer.url);
+    });
+    item.append(button);
+    return item;
+  });
+  $("all").replaceChildren(...items);
+  const rejected = answers.filter((answer) => !answer.row.accepted);
+  $("counts").textContent = `${answers.length} images, ${rejected.length} rejected`;
+  $("rejected").replaceChildren(...rejected.map(labelled));
+  $("look").hidden = rejected.length === 0;
+  $("list").hidden = false;
+}
+
+function labelled(answer, number) {
+  const item = document.createElement("li");
+  const label = document.createElement("label");
+  const input = document.createElement("input");
+  const names = document.createElement("datalist");
+  names.id = `names-${number}`;
+  names.append(...Object.keys(answer.row.probabilities).map((name) => new Option(name)));
+  input.setAttribute("list", names.id);
+  input.value = answer.label || "";
+  input.addEventListener("input", () => { answer.label = input.value; });
+  label.append(picture(answer), `${answer.file.name}: class `, input);
+  item.append(label, names);
+  return item;
+}
+
+function csvCell(text) {
+  // a cell that starts like a formula would be run by a spreadsheet
+  const safe = /^[=+@\t\r-]/.test(text) ? `'${text}` : text;
+  return `"${safe.replaceAll('"', '""')}"`;
+}
+
+function download() {
+  const rows = answers.filter((answer) => !answer.row.accepted)
+    .map((answer) => [answer.file.name, answer.label || "", answer.row.class, answer.row.reason]);
+  const lines = [["file", "label", "predicted", "reason"], ...rows].map((row) => row.map(csvCell));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "text/csv" }));
+  link.download = "rejected.csv";
+  link.click();
 }
 
 async function attack() {
@@ -109,8 +179,8 @@ async function attack() {
 }
 
 function take(files) {
-  const image = [...files].find((file) => file.type.startsWith("image/")) || files[0];
-  if (image) classify(image);
+  const images = [...files].filter((file) => file.type.startsWith("image/"));
+  if (files.length) classify(images.length ? images : [files[0]]);
 }
 
 async function start() {
@@ -129,11 +199,14 @@ async function start() {
     ? "Alarm: the scores have drifted away from the calibration images." : "";
 }
 
-$("file").addEventListener("change", (event) => take(event.target.files));
+for (const name of ["file", "camera"]) {
+  $(name).addEventListener("change", (event) => take(event.target.files));
+}
+$("download").addEventListener("click", download);
 $("attack").addEventListener("click", attack);
 $("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (current) classify(current);
+  if (current) classify([current]);
 });
 document.addEventListener("paste", (event) => take(event.clipboardData.files));
 for (const kind of ["dragenter", "dragover"]) {

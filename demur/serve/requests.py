@@ -18,6 +18,7 @@ from demur.guards.inputs import Batch, read_images
 from demur.serve.batching import Overloaded
 from demur.serve.decoder import RequestError, kind_of
 from demur.serve.decoding import DecoderPool
+from demur.serve.logs import FORMATS, LEVELS
 from demur.spec import Spec
 from demur.spec.field_types import Positive, PositiveInt
 
@@ -47,6 +48,10 @@ class Settings(Spec):
         token: Bearer token that requests must carry; None needs none.
         hosts: Names that the service has besides localhost, as in the Host header.
         mean_run_length: Images between false drift alarms, on average at least.
+        log_level: Least important lines that are logged: predictions are "info", what is wrong
+            with a request "warning", failures and drift alarms "error".
+        log_format: Lines as text (logfmt) or as JSON.
+        access_log: Whether requests without images are logged, too.
     """
 
     max_body: PositiveInt = 8 * MEGABYTE
@@ -62,6 +67,9 @@ class Settings(Spec):
     token: str | None = None
     hosts: tuple[str, ...] = ()
     mean_run_length: PositiveInt = 100_000
+    log_level: str = "warning"
+    log_format: str = "text"
+    access_log: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,16 +83,14 @@ class Settings(Spec):
                     f"{shorten(name)!r} is not the name of a host; give one such as example.org, "
                     "without http:// and port"
                 )
+        for name, known in (("log_level", LEVELS), ("log_format", FORMATS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name} is {getattr(self, name)!r}; give {', '.join(known)}")
         if self.max_queue < self.max_images:
             raise BadInput(
                 f"the queue holds {self.max_queue} images, fewer than a request may have; raise it "
                 f"to {self.max_images}, or lower max_images"
             )
-
-    @property
-    def decoder_memory(self) -> int:
-        """Bytes that one decoder may allocate."""
-        return DECODER_MEMORY + max(PIXEL_MEMORY * self.max_pixels, JSON_MEMORY * self.max_body)
 
 
 class ImageReader:
@@ -92,7 +98,8 @@ class ImageReader:
 
     def __init__(self, guard: Guard, settings: Settings) -> None:
         self.guard, self.settings = guard, settings
-        self.pool = DecoderPool(settings.decoders, settings.decoder_memory)
+        work = max(PIXEL_MEMORY * settings.max_pixels, JSON_MEMORY * settings.max_body)
+        self.pool = DecoderPool(settings.decoders, DECODER_MEMORY + work)
         self.in_memory = 0  # bytes of bodies
 
     async def read(self, request: Request, deadline: float) -> tuple[Batch, list[str]]:

@@ -23,6 +23,7 @@ class Prediction(BaseModel):
 class Predictions(BaseModel):
     """The decisions on the images of a request, in order."""
 
+    guard: str = Field(description="Name, version and digest of the guard.")
     predictions: list[Prediction]
 
 
@@ -47,6 +48,7 @@ class Health(BaseModel):
 
     status: str = Field(description="ok, or drift after an alarm.")
     version: str
+    guard: str = Field(description="Name, version and digest of the guard.")
     classes: int
     summary: str = Field(description="Accuracy beside chance, and coverage.")
     images: int

@@ -1,26 +1,33 @@
 """The server: deadlines of connections, signals, and the listening socket.
 
 serve(guard, Settings(), "127.0.0.1", 8000, on_ready=print)     # until SIGTERM or Ctrl-C
+serve_many(load, Settings(), "127.0.0.1", 8000, print, workers=4)  # load() makes the guard
 """
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.supervisors import Multiprocess
 
 from demur.errors import BadInput
 from demur.guards.core import Guard
+from demur.serve.metrics import PROCESSES
 from demur.serve.requests import Settings
 from demur.serve.service import create_app
 
 SHUTDOWN_SECONDS = 30  # for requests in progress
+START_SECONDS = 120  # until a process that says nothing, as while it imports torch, is replaced
 CONNECTIONS = 4  # per request that is handled at the same time; others are closed
 GRACE = 0.5  # seconds beyond the time limit of a request, for its answer to be read
 
@@ -76,24 +83,33 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def _stop(self) -> None:
-        self.should_exit = True
+
+class Supervisor(Multiprocess):
+    """uvicorn's supervisor, which lets new connections be refused while the processes end.
+
+    Otherwise they would wait for it and be reset at its end.
+    """
+
+    def terminate_all(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
 
 
-def server_config(guard: Guard, settings: Settings) -> uvicorn.Config:
-    """The application of a guard with the settings of uvicorn that its limits need."""
+def server_config(app: Callable[[], FastAPI], settings: Settings, **more: Any) -> uvicorn.Config:
+    """The application that `app()` makes, with the settings of uvicorn that its limits need."""
     return uvicorn.Config(
-        create_app(guard, settings), log_level="error", access_log=False, server_header=False,
+        app, factory=True, log_level="error", access_log=False, server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS, h11_max_incomplete_event_size=64 * 1024,
         http=partial(Connection, settings),  # type: ignore[arg-type]
-        ws="none", proxy_headers=False,
+        ws="none", proxy_headers=False, **more,
     )  # fmt: skip
 
 
@@ -104,18 +120,49 @@ def serve(
 
     `on_ready` is called with the address as soon as connections are accepted.
     """
+    listener, address, settings = _listen(host, port, settings)
+    with listener:
+        app = _loaded_app(lambda: guard, settings)
+        on_ready(address)
+        asyncio.run(Server(server_config(lambda: app, settings)).serve(sockets=[listener]))
+
+
+def serve_many(
+    load: Callable[[], Guard], settings: Settings, host: str, port: int,
+    on_ready: Callable[[str], None], workers: int,
+) -> None:  # fmt: skip
+    """Serve a guard in several processes, which share the port and add up their metrics.
+
+    `load` makes the guard in each of them, so it must be a function that can be pickled. uvicorn
+    starts a process anew that ended, and passes SIGTERM on.
+    """
+    listener, address, settings = _listen(host, port, settings)
+    with listener, TemporaryDirectory() as folder:
+        os.environ.setdefault(PROCESSES, folder)
+        on_ready(address)
+        config = server_config(
+            partial(_loaded_app, load, settings), settings, workers=workers,
+            timeout_worker_healthcheck=START_SECONDS,
+        )  # fmt: skip
+        Supervisor(config, [listener]).run()
+
+
+def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
+    """The application of one process of several."""
+    app = create_app(load(), settings)
+    app.state.service.reader.pool.start()
+    return app
+
+
+def _listen(host: str, port: int, settings: Settings) -> tuple[socket.socket, str, Settings]:
+    """A listening socket, its address, and the settings with the names of the host."""
     listener = _bound(host, port)
     name, number = listener.getsockname()[:2]
     address = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-    config = server_config(guard, replace(settings, hosts=(*settings.hosts, host.lower(), name)))
-    config.app.state.service.reader.pool.start()  # type: ignore[union-attr]
-    with listener:
-        on_ready(address)
-        asyncio.run(Server(config).serve(sockets=[listener]))
+    return listener, address, replace(settings, hosts=(*settings.hosts, host.lower(), name))
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket; BadInput if the address cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio sets TCP_NODELAY only if the protocol is named; else an answer takes 40 ms more

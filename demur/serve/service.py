@@ -11,7 +11,7 @@ import base64
 import hmac
 import io
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -24,6 +24,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -34,10 +35,12 @@ from demur.errors import BadInput
 from demur.files.image_files import import_pillow
 from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
+from demur.guards.decision import GuardResult
 from demur.serve import schema
-from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
+from demur.serve.batching import Batcher, Overloaded, Rows, result_rows, retry
 from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
+from demur.serve.logs import make_logger, request_id
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import ImageReader, Settings
 
@@ -57,7 +60,7 @@ SECURITY = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )  # fmt: skip
-OPEN_PATHS = ("/health", *PAGE)  # without a token
+OPEN_PATHS = ("/health", "/ready", *PAGE)  # without a token
 COUNTED_PATHS = (  # others are counted together
     "/predict", "/attack", "/metrics", "/drift/reset", "/openapi.json", *OPEN_PATHS,
 )  # fmt: skip
@@ -74,16 +77,26 @@ class Service:
             calibration["score_edges"], calibration["score_counts"], settings.mean_run_length
         )
         accepted = (calibration.get("coverage") or {"value": 1.0})["value"]
-        self.metrics = Metrics(monitor, 1 - accepted)
-        self.batcher = Batcher(
-            guard, settings.max_batch, settings.max_queue, self.metrics.count_result
-        )
+        self.metrics = Metrics(monitor, 1 - accepted, guard.identity)
+        self.log = make_logger(settings.log_format, settings.log_level, guard.identity)
+        self.batcher = Batcher(guard, settings.max_batch, settings.max_queue, self._count)
         self.reader = ImageReader(guard, settings)
         self.attacker = ThreadPoolExecutor(1, thread_name_prefix="attack")
         self.requests = self.attacks = 0  # in progress
 
+    def _count(self, result: GuardResult) -> None:
+        """Count the decisions of a batch; log a new drift alarm."""
+        before = self.metrics.monitor.alarms
+        self.metrics.count_result(result)
+        if self.metrics.monitor.alarms > before:
+            self.log.error("drift alarm", **self.metrics.monitor.to_json())
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request with images would be queued now."""
+        return not self.batcher.closed and self.batcher.waiting < self.settings.max_queue
+
     def close(self) -> None:
-        """Finish what is queued."""
         self.reader.pool.close()
         self.batcher.close()
         self.attacker.shutdown()
@@ -115,17 +128,19 @@ class Service:
         return self.metrics.reset_drift()
 
     async def predict(self, request: Request) -> Rows:
-        """Decide on the images of a request."""
         if self.batcher.waiting >= self.settings.max_queue:  # before the work of decoding
             raise Overloaded(self.batcher.retry_after)
         deadline = time.monotonic() + self.settings.timeout
         batch, names = await self.reader.read(request, deadline)
         future = self.batcher.submit(batch.x, batch.notes, deadline - time.monotonic())
         rows = await self._answer(future)
+        request.scope["decisions"] = {
+            "accepted": [row["accepted"] for row in rows],
+            "scores": [row["scores"] for row in rows],
+        }
         return [{"file": name, **row} for name, row in zip(names, rows, strict=True)]
 
     async def attack(self, request: Request) -> dict[str, Any]:
-        """Attack the one image of a request."""
         if not self.settings.attack:
             raise RequestError(404, "attacks are switched off (demur serve --no-attack)")
         if self.attacks >= MAX_ATTACKS:
@@ -144,12 +159,11 @@ class Service:
             self.attacks -= 1
 
     async def _answer(self, future: "Future[T]") -> T:
-        """The result of a future."""
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:  # by the batcher, or by the limit in `handle`
             raise RequestError(503, TOO_LATE, retry(1)) from None
-        except (ModelFailed, RuntimeError) as error:
+        except RuntimeError as error:
             raise RequestError(503, f"the model failed on this request ({error})") from None
 
     async def handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,6 +172,8 @@ class Service:
             await app(scope, receive, send)
             return
         start, self.requests, code = time.monotonic(), self.requests + 1, 0
+        headers, reason = Headers(scope=scope), None
+        number = request_id(headers.get("x-request-id"))
         path = scope["path"]  # not a Request's URL: Starlette may build it from the Host header
         limit = asyncio.timeout(self.settings.timeout)
 
@@ -165,33 +181,43 @@ class Service:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-                message["headers"] = [*message["headers"], *SECURITY]
+                own = (b"x-request-id", number.encode())
+                message["headers"] = [*message["headers"], *SECURITY, own]
                 with suppress(RuntimeError):  # it is over
                     limit.reschedule(None)  # the server closes connections that do not read
             await send(message)
 
         try:
             async with limit:
-                self.check_headers(Headers(scope=scope), path)
+                self.check_headers(headers, path)
                 if self.requests > self.settings.max_requests and path not in OPEN_PATHS:
                     raise Overloaded(self.batcher.retry_after)
                 await app(scope, receive, counted)
-        except (RequestError, Overloaded) as error:
+        except RequestError as error:
+            reason = error.detail
             await problem(error)(scope, receive, counted)
         except TimeoutError:
+            reason = TOO_LATE
             if code == 0:
                 await problem(RequestError(503, TOO_LATE, retry(1)))(scope, receive, counted)
         finally:
             self.requests -= 1
             label = path if path in COUNTED_PATHS else "other"
-            self.metrics.count_request(label, code or 500, time.monotonic() - start)
+            code, seconds = code or 500, time.monotonic() - start
+            self.metrics.count_request(label, code, seconds)
+            values = {"request": number, "path": path, "code": code, "ms": round(1e3 * seconds, 1)}
+            if code >= 400:
+                write = self.log.error if code >= 500 else self.log.warning
+                write("not answered", reason=reason or "an error of demur", **values)
+            elif "decisions" in scope or self.settings.access_log:
+                self.log.info("answered", **values, **scope.get("decisions", {}))
 
     def health(self) -> dict[str, Any]:
-        """State of the service as JSON values."""
         drift, guard = self.metrics.monitor.to_json(), self.guard
         return {
             "status": "drift" if drift["alarm"] else "ok",
             "version": demur.__version__,
+            "guard": guard.identity,
             "classes": len(guard.class_names),
             "summary": guard.summary,
             "images": self.metrics.images,
@@ -210,16 +236,8 @@ class Service:
         }  # fmt: skip
 
 
-def retry(seconds: int) -> dict[str, str]:
-    """Header that says when to try again."""
-    return {"Retry-After": str(seconds)}
-
-
-def problem(error: RequestError | Overloaded) -> JSONResponse:
+def problem(error: RequestError) -> JSONResponse:
     """The answer to a request that cannot be fulfilled."""
-    if isinstance(error, Overloaded):
-        detail = f"the service is overloaded; try again in {error.retry_after} s"
-        return JSONResponse({"detail": detail}, 429, retry(error.retry_after))
     return JSONResponse({"detail": error.detail}, error.status, error.headers)
 
 
@@ -239,30 +257,23 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
     app.state.service = service
     app.add_middleware(lambda app: partial(service.handle, app))
     _add_routes(app, service)
-    _add_page(app)
+    for path, (name, kind) in PAGE.items():
+        page = Response(files("demur.serve").joinpath(name).read_bytes(), media_type=kind)
+        app.router.routes.append(Route(path, page, methods=["GET"], include_in_schema=False))
     return app
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    extra = {"requestBody": schema.BODY}
+    guard = service.guard
+    post = partial(app.post, openapi_extra={"requestBody": schema.BODY})
+    switched_off: schema.Problems = {404: {"model": schema.Problem, "description": "Switched off."}}
 
-    @app.post(
-        "/predict",
-        response_model=schema.Predictions,
-        responses=schema.PROBLEMS,
-        openapi_extra=extra,
-    )
+    @post("/predict", response_model=schema.Predictions, responses=schema.PROBLEMS)
     async def predict(request: Request) -> Any:
         """Classify images and accept or reject each prediction."""
-        return {"predictions": await service.predict(request)}
+        return {"guard": guard.identity, "predictions": await service.predict(request)}
 
-    @app.post(
-        "/attack",
-        response_model=schema.AttackReport,
-        openapi_extra=extra,
-        responses=schema.PROBLEMS
-        | {404: {"model": schema.Problem, "description": "Switched off."}},
-    )
+    @post("/attack", response_model=schema.AttackReport, responses=schema.PROBLEMS | switched_off)
     async def attack(request: Request) -> Any:
         """Attack one image by PGD and report the decisions before and after."""
         return await service.attack(request)
@@ -277,24 +288,18 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Return the state of the service, the rejection rate and the drift test."""
         return service.health()
 
+    @app.get("/ready", responses=schema.HEADER_PROBLEMS)
+    async def ready() -> dict[str, bool]:
+        """Return whether images are taken now; 503 where the queue is full or the service ends."""
+        if not service.ready:
+            raise RequestError(503, "no image is taken now", retry(1))
+        return {"ready": True}
+
     @app.get("/metrics", response_class=PlainTextResponse, responses=schema.HEADER_PROBLEMS)
     async def metrics() -> Any:
         """Return counters in the text format of Prometheus."""
         text = service.metrics.text(service.batcher.waiting)
         return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_page(app: FastAPI) -> None:
-    def route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
-        content = files("demur.serve").joinpath(name).read_bytes()
-
-        async def page() -> Response:
-            return Response(content, media_type=kind)
-
-        return page
-
-    for path, (name, kind) in PAGE.items():
-        app.add_api_route(path, route(name, kind), include_in_schema=False)
 
 
 def attack_image(guard: Guard, x: Tensor, note: str) -> dict[str, Any]:

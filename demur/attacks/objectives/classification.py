@@ -46,14 +46,6 @@ class AttackStart(NamedTuple):
         """Return the target classes, or ANY for each image without them."""
         return torch.full_like(self.y, ANY) if self.target is None else self.target
 
-    def required_target(self) -> Tensor:
-        """Return the target classes; raise BadInput without them."""
-        if self.target is None:
-            raise BadInput(
-                "a targeted objective needs target classes; wrap the attack in MultiTarget"
-            )
-        return self.target
-
 
 @dataclass(frozen=True)
 class Objective(Spec, ABC):
@@ -98,17 +90,33 @@ class Objective(Spec, ABC):
         return cls(**{name: parts[name] for name in required_fields(cls)})
 
     @property
+    def parts(self) -> tuple["Objective", ...]:
+        """The objectives whose states this one holds, one after the other."""
+        return ()
+
+    @property
     def n_inputs(self) -> int:
         """The number of tensors in the state and in `inputs`."""
-        return self.own_inputs
+        return self.own_inputs + sum(part.n_inputs for part in self.parts)
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
         """Return the state for one restart: tensors with one row per image."""
-        return ()
+        return tuple(tensor for part in self.parts for tensor in part.prepare(start_point))
 
     def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
         """Return the `inputs` of `__call__` for a step out of `steps`."""
-        return objective_state
+        if not self.parts:
+            return objective_state
+        own = (part.at_step(state, step, steps) for part, state in self.by_part(objective_state))
+        return tuple(tensor for state in own for tensor in state)
+
+    def by_part(self, tensors: ObjectiveState) -> list[tuple["Objective", ObjectiveState]]:
+        """Return each part with its own of the tensors."""
+        pairs, start = [], 0
+        for part in self.parts:
+            pairs.append((part, tensors[start : start + part.n_inputs]))
+            start += part.n_inputs
+        return pairs
 
     def __add__(self, other: "Objective") -> "Sum":
         return Sum((*_terms(self), *_terms(other)))
@@ -117,26 +125,6 @@ class Objective(Spec, ABC):
         return Scaled(factor, self)
 
     __rmul__ = __mul__
-
-
-@dataclass(frozen=True)
-class WrappedObjective(Objective, ABC):
-    """An objective that depends on one inner objective and shares its state."""
-
-    @property
-    @abstractmethod
-    def inner(self) -> Objective:
-        """The inner objective."""
-
-    @property
-    def n_inputs(self) -> int:
-        return self.inner.n_inputs
-
-    def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        return self.inner.prepare(start_point)
-
-    def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        return self.inner.at_step(objective_state, step, steps)
 
 
 @dataclass(frozen=True)
@@ -150,35 +138,15 @@ class Sum(Objective):
         return cls((objective, objective))
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        pairs = zip(self.objectives, self._split(inputs), strict=True)
-        return torch.stack([objective(out, y, *own) for objective, own in pairs]).sum(0)
+        return torch.stack([part(out, y, *own) for part, own in self.by_part(inputs)]).sum(0)
 
     @property
-    def n_inputs(self) -> int:
-        return sum(objective.n_inputs for objective in self.objectives)
-
-    def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        return tuple(
-            tensor for objective in self.objectives for tensor in objective.prepare(start_point)
-        )
-
-    def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        pairs = zip(self.objectives, self._split(objective_state), strict=True)
-        return tuple(
-            tensor for objective, own in pairs for tensor in objective.at_step(own, step, steps)
-        )
-
-    def _split(self, tensors: ObjectiveState) -> list[ObjectiveState]:
-        """Return the tensors of each objective."""
-        parts, start = [], 0
-        for objective in self.objectives:
-            parts.append(tensors[start : start + objective.n_inputs])
-            start += objective.n_inputs
-        return parts
+    def parts(self) -> tuple[Objective, ...]:
+        return self.objectives
 
 
 @dataclass(frozen=True)
-class Scaled(WrappedObjective):
+class Scaled(Objective):
     """An objective times a factor; a negative factor makes the attack minimise it."""
 
     factor: float
@@ -189,8 +157,8 @@ class Scaled(WrappedObjective):
         return cls(-2.0, objective)
 
     @property
-    def inner(self) -> Objective:
-        return self.objective
+    def parts(self) -> tuple[Objective, ...]:
+        return (self.objective,)
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         return self.factor * self.objective(out, y, *inputs)
@@ -273,7 +241,11 @@ class Targeted(Objective, ABC):
     own_inputs: ClassVar[int] = 1
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        return (start_point.required_target(),)
+        if start_point.target is None:
+            raise BadInput(
+                "a targeted objective needs target classes; wrap the attack in MultiTarget"
+            )
+        return (start_point.target,)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from demur.attacks.objectives.classification import (
     AttackStart,
     Objective,
     ObjectiveState,
-    WrappedObjective,
     best_wrong,
 )
 from demur.errors import BadInput
@@ -56,7 +55,7 @@ MIDDLE = 0.5  # any threshold does where only the gradient of an accept margin i
 
 
 @dataclass(frozen=True)
-class PlusLogScore(WrappedObjective):
+class PlusLogScore(Objective):
     """Wrong and accepted at once: base objective + eta * log score.
 
     Args:
@@ -70,8 +69,8 @@ class PlusLogScore(WrappedObjective):
     base_objective: Objective = CE()
 
     @property
-    def inner(self) -> Objective:
-        return self.base_objective
+    def parts(self) -> tuple[Objective, ...]:
+        return (self.base_objective,)
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         log_score = as_score(self.rejector).log_score(out)
@@ -92,12 +91,8 @@ class ScoreObjective(Objective):
 class RRLoss(Objective):
     """The training loss of A, Eq. 7: L_RR = BCE(R-Con, T-Con), with T-Con fixed.
 
-    Maximising it moves R-Con away from T-Con in either direction.
-
-    Args:
-        tau: The temperature of the softmax.
-        construction: How R-Con is built from the confidence and A, as in `methods.RR`.
-        rr_loss: The loss between R-Con and T-Con, as in `methods.RR`.
+    Maximising it moves R-Con away from T-Con in either direction. The fields are those of
+    `methods.RR`.
     """
 
     tau: Positive = 1.0
@@ -179,12 +174,9 @@ class RejectionHinge(Objective):
 class MarginObjective(Objective, ABC):
     """An objective made of margins: one to be wrong and one to be accepted by each score.
 
-    The margins of logits and scores have different units. Dividing each by the norm of its
-    gradient at the start of the attack turns all of them into distances in pixel space (L2, to
-    first order). The state of each image is its target and these gradient norms ("slopes").
-
-    Args:
-        criterion: The criterion with the rejector and its threshold.
+    The margins of logits and scores have different units. Dividing each by the norm of its gradient
+    at the start of the attack turns all of them into distances in pixel space (L2, to first order).
+    The state of each image is its target and these gradient norms ("slopes").
     """
 
     own_inputs: ClassVar[int] = 2
@@ -198,12 +190,10 @@ class MarginObjective(Objective, ABC):
 
     def unscaled(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
         """Return the margins in their own units, N, 1 + number of scores."""
-        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
+        label = target_label(out, y, target)
         wrong = label_entry(out.logits, label) - label_entry(out.logits, y)
-        accept = [
-            score.accept_margin(out, t, label) for score, t in self.criterion.accept_rule.pairs
-        ]
-        return torch.stack([wrong, *(margin.to(wrong) for margin in accept)], 1)
+        accept = self.criterion.accept_rule.accept_margins(out, label)
+        return torch.cat((wrong[:, None], accept.to(wrong)), 1)
 
     def margins(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         """Return the margins divided by their slopes, N, 1 + number of scores."""
@@ -238,8 +228,7 @@ class MarginProduct(MarginObjective):
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         target, slopes = inputs
-        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
-        wrong = label_entry(log_probabilities(out), label)
+        wrong = label_entry(log_probabilities(out), target_label(out, y, target))
         # Accept margins in the units of the logit margin.
         accept = self.margins(out, y, *inputs)[:, 1:] * slopes[:, :1].to(wrong)
         return wrong + logsigmoid(accept).sum(1)
@@ -252,11 +241,7 @@ class RejectionObjective(Objective):
     criterion: RuleCriterion
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        label = out.logits.argmax(-1)
-        margins = [
-            score.accept_margin(out, t, label) for score, t in self.criterion.accept_rule.pairs
-        ]
-        return -torch.stack(margins, 1).amin(1)
+        return -self.criterion.accept_rule.accept_margins(out, out.logits.argmax(-1)).amin(1)
 
 
 @dataclass(frozen=True)
@@ -266,13 +251,10 @@ class TargetedScore(Objective):
         value = score - PENALTY * sum of softplus(-margin)
 
     over the margins of the target over the other classes and of the gates of a coupled rejector.
-    Each quantity is measured from its value at the start or from zero, in units of its slope at
-    the start: pixels, to first order. The softplus sharpens with the steps, so that the search
-    ends on the boundary where the score is highest there. Without a target, the best wrong class
-    is the target.
-
-    Args:
-        rejector: The rejector or its score.
+    Each quantity is measured from its value at the start or from zero, in units of its slope at the
+    start: pixels, to first order. The softplus sharpens with the steps, so that the search ends on
+    the boundary where the score is highest there. Without a target, the best wrong class is the
+    target.
     """
 
     own_inputs: ClassVar[int] = 4
@@ -291,26 +273,28 @@ class TargetedScore(Objective):
         return *rest, width * (FIRST_WIDTH * LAST_WIDTH ** (step / steps))
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        target, start, slopes, width = inputs
-        margins = self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
+        margins, width = self._scaled(out, y, *inputs), inputs[-1]
         width = width.to(margins)[:, None].clamp_min(torch.finfo(margins.dtype).eps)
         penalty = (width * softplus(-margins[:, :-1] / width)).sum(1)
         return margins[:, -1] - PENALTY * penalty
 
     def rank(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         """Return a value above 0 that grows with the score if all margins hold, else below 0."""
-        target, start, slopes, _ = inputs
-        margins = self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
+        margins = self._scaled(out, y, *inputs)
         least = margins[:, :-1].amin(1)
         return torch.where(least >= 0, 1 + softsign(margins[:, -1]), least)
 
     def _margins(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
         """Return the margins of the target, the gates and the score, N, 2 + gates."""
-        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
+        label = target_label(out, y, target)
         over_others = label_entry(out.logits, label) - best_wrong(out.logits, label)
-        pairs = as_score(self.rejector).rule(MIDDLE).pairs
-        accept = [score.accept_margin(out, t, label).to(over_others) for score, t in pairs]
-        return torch.stack([over_others, *accept], 1)
+        accept = as_score(self.rejector).rule(MIDDLE).accept_margins(out, label)
+        return torch.cat((over_others[:, None], accept.to(over_others)), 1)
+
+    def _scaled(
+        self, out: Output, y: Tensor, target: Tensor, start: Tensor, slopes: Tensor, _: Tensor
+    ) -> Tensor:
+        return self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
 
 
 @dataclass(frozen=True)
@@ -348,7 +332,7 @@ class SuccessProbability(Objective):
             case FalseRejection() as criterion:
                 right = label_entry(out.logits, y) - best_wrong(out.logits, y)
                 return torch.stack([right, RejectionObjective(criterion)(out, y)], 1)
-        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
+        label = target_label(out, y, target)
         return (label_entry(out.logits, label) - label_entry(out.logits, y))[:, None]
 
     @staticmethod
@@ -359,6 +343,11 @@ class SuccessProbability(Objective):
         """
         width = torch.hypot(margins.std(0, correction=0), margins.mean(0) / 8)
         return width.nan_to_num(1, 1).clamp_min(1e-12)
+
+
+def target_label(out: Output, y: Tensor, target: Tensor) -> Tensor:
+    """Return the target classes, or the wrong class with the largest logit where it is ANY, N."""
+    return torch.where(target == ANY, best_wrong_class(out.logits, y), target)
 
 
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+"""A guard over time: what it is, how two differ, and new thresholds from new images.
+
+    describe(guard)["guarantee"]
+    differences(old, new)                          # {"accepts": ("Con >= 0.71", "Con >= 0.74")}
+    new = recalibrated(guard, images, labels, risk=0.05)
+
+Going back to an older guard is serving its folder again.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from demur.errors import BadInput
+from demur.files.atomic import raise_unreadable, tensor_digest
+from demur.guards.calibration import calibrate, guarantee_of, on_device
+from demur.guards.core import Guard, outputs_of
+from demur.guards.files import find_images
+from demur.guards.inputs import read_images
+from demur.rejectors import Coupled, ImageRejector
+from demur.rejectors.rule import as_score
+from demur.spec import show
+
+READ = 256  # files that are decoded at a time
+
+
+def describe(guard: Guard) -> dict[str, str]:
+    """Return what a guard is and what is known of it, as text by name."""
+    channels, height, width = guard.shape
+    figures = guard.calibration
+
+    def rate(name: str) -> str:
+        found = figures.get(name)
+        return f"{found['value']:.1%} of {found['n']}" if found else "unknown"
+
+    model = guard.model
+    weights = tensor_digest(model.state_dict()).hex() if isinstance(model, torch.nn.Module) else "-"
+    built = [show(spec) for spec in guard.built_from or ()] or ["made outside of demur"]
+    attacked = [
+        f"{one['attack']} {one['risk']['value']:.1%} of {one['risk']['n']}"
+        for one in guard.reported_rates
+        if one["risk"]
+    ]
+    return {
+        "name": guard.name,
+        "version": str(guard.version),
+        "digest": guard.digest,
+        "weights": weights,
+        "net": ", ".join(built),
+        "images": f"{channels} x {height} x {width}{', resized' if guard.resize else ''}",
+        "classes": ", ".join(guard.class_names),
+        "accepts": guard.rule_text,
+        "guarantee": figures["sentence"],
+        "without a guarantee": figures["shortfall"] or "no",
+        "calibration images": str(figures["images"]),
+        "accuracy": rate("accuracy"),
+        "coverage": rate("coverage"),
+        "wrong among the accepted": rate("risk"),
+        "wrong among the accepted of the test images": "; ".join(attacked) or "unknown",
+        "chance": figures.get("chance_test", {}).get("sentence", "unknown"),
+    }
+
+
+def differences(first: Guard, second: Guard) -> dict[str, tuple[str, str]]:
+    """Return what differs between two guards: both texts by name."""
+    a, b = describe(first), describe(second)
+    return {name: (a[name], b[name]) for name in a if a[name] != b[name]}
+
+
+def recalibrated(
+    guard: Guard,
+    images: Any,
+    labels: Any,
+    *,
+    tpr: float | None = None,
+    coverage: float | None = None,
+    risk: float | None = None,
+    confidence: float = 0.95,
+) -> Guard:
+    """Return the guard of the next version, with thresholds chosen on other images.
+
+    The net and fitted scores stay as they are. The figures of test images are left out, since
+    they are of the old thresholds.
+
+    Args:
+        guard: The guard.
+        images: Clean images that were not used in training, in any form that a guard reads.
+        labels: Their labels, N.
+        tpr: Accept at least this share of the correct predictions; the default, with 0.95.
+        coverage: Accept at least this share of all images.
+        risk: Accept at most this share of errors among the accepted.
+        confidence: Confidence of the guarantee.
+
+    Returns:
+        The new guard. Uncertified is raised if a risk cannot be certified.
+    """
+    out, y = outputs_of(guard, images, labels)
+    scores = [
+        part.rejector if isinstance(part.rejector, ImageRejector) else part.score
+        for part in guard.scores
+    ]
+    spec, fitted = guard.scores[-1].rejector, as_score(scores[-1])
+    if len(scores) == 2:
+        gate_threshold = guard.thresholds[0]
+        spec = Coupled(guard.scores[0].rejector, gate_threshold, spec)
+        fitted = Coupled(scores[0], gate_threshold, fitted)
+    found = calibrate(spec, fitted, out, y, guarantee_of(tpr, coverage, risk), confidence)
+    return replace(
+        guard, scores=on_device(found.scores, guard.device), calibration=found.figures,
+        reported_rates=(), version=guard.version + 1,
+    )  # fmt: skip
+
+
+def labelled_images(guard: Guard, folder: Path) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """Return the images of a folder per class, their labels, and why files were left out.
+
+    Raises:
+        BadInput: If a folder is no class of the guard, or no image can be read.
+    """
+    try:
+        names = sorted(one.name for one in os.scandir(folder) if one.is_dir())
+    except OSError as error:
+        raise_unreadable(error)
+    if not names or (unknown := sorted(set(names) - set(guard.class_names))):
+        wrong = f"{unknown[0]!r} is no class of the guard" if names else "it holds no folder"
+        known = ", ".join(guard.class_names[:8])
+        raise BadInput(
+            f"{folder}: {wrong}; name a folder with one folder per class, such as {known}"
+        )
+    x: list[torch.Tensor] = []
+    y: list[int] = []
+    problems: list[str] = []
+    for name in names:
+        for path in find_images([str(folder / name)]):
+            try:
+                x.append(read_images(path, guard.shape, guard.resize).x)
+                y.append(guard.class_names.index(name))
+            except (BadInput, OSError) as error:
+                problems.append(str(error))
+    if not x:
+        raise BadInput(f"{folder}: no image could be read; {problems[0]}")
+    return torch.cat(x), torch.tensor(y), problems
