@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected, WorstScore
-from demur.attacks.attack_model import Model, QueryModel, checked, on_outputs
+from demur.attacks.attack_model import Model, checked, has_no_gradient, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
-from demur.attacks.wrappers import ModelWithScore
+from demur.attacks.wrappers import ModelWithScore, RejectClassModel
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
     Counts,
@@ -271,8 +271,8 @@ def audit(
             NumPy arrays, a classifier of scikit-learn or Keras, or a text as for `demur audit`.
         x: Test images: a tensor, a NumPy array, or a DataLoader that yields labels too.
         y: True labels, N; None if x yields them.
-        rejector: A rejector such as Con(), or a detector, a function from images to one score each
-            (higher means accept). None audits the classifier alone.
+        rejector: A rejector such as Con(), or a detector from images to scores (high accepts). None
+            takes what a `RejectClassModel` or a service rejects, else the classifier alone.
         eps: The radius of the ball.
         norm: "Linf", "L2" or "L1".
         threshold: The threshold of the rejector; None chooses it on calibration images.
@@ -304,8 +304,10 @@ def audit(
         name or (model if isinstance(model, str) else type(model).__name__),
         claim, data.lower(), command, worst_score,
     )  # fmt: skip
-    images = _whole(x, y)
-    model = settings.prepared(as_model(model), images)
+    images, model = _whole(x, y), as_model(model)
+    if rejector is None and isinstance(model, RejectClassModel):
+        rejector, threshold = ModelScore(), 0.0
+    model = settings.prepared(model, images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
     bound, model = on_outputs(rejector, model)
@@ -478,7 +480,7 @@ def _found_version(
     """Return the version for a function of arrays, for a randomised model or for another one."""
     at = device_for(model, x, device)
     with checked(model, x[:ASKED].to(at), y[:ASKED].to(at)) as (own, images, _):
-        if isinstance(own.model, QueryModel):
+        if has_no_gradient(own):
             return "black-box"
         return "rand" if is_random(own, images) else "standard"
 
