@@ -143,7 +143,7 @@ class HttpService:
             posted to.
         adapter: A function (images, send) that returns logits, N, K; send(document) posts JSON and
             returns the answer's. None is for `demur serve`, which tells the label and its
-            probability: the other classes share the rest, and column K + 1 is largest if it rejects.
+            probability: the others share the rest; a last column is the largest if it rejects.
     """
 
     def __init__(self, address: str, adapter: Callable[..., Any] | None = None) -> None:
