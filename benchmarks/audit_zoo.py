@@ -71,8 +71,8 @@ behind it, with the examples tested on the model itself. *Ours* are the images t
 The peers are pyautoattack (standard), torchattacks (APGD), ART (HopSkipJump, 10 iterations) and
 foolbox (PGD-40), each tested on the model in one pass. On random models pyautoattack runs its
 version "rand" and torchattacks EOT-PGD (40 x 20), and every figure is the mean of {draws} fresh
-passes. "-" is not measured, or a model that a library cannot attack. With a rejector only accepted errors count,
-and the peers attack the classifier alone.
+passes. "-" is not measured, or a model that a library cannot attack. With a rejector only accepted
+errors count, and the peers attack the classifier alone.
 
 The page is made by `python benchmarks/audit_zoo.py --seed {seed} --n {n}`, code {commits}. The seed
 chooses the weights of all nets, the images and the random numbers of attacks; the checks were

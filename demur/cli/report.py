@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, Verify, app, rejectors_option
+from demur.cli.app import DataFolder, Device, Verify, app, option, rejectors_option
 from demur.cli.evaluate import load_run, score_run, score_worst_cases
 from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
@@ -25,11 +25,11 @@ def report(
     runs: RunNames,
     out: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "The HTML file to write.",
             "--out",
             "-o",
-            help="The HTML file to write.",
-            show_default="RUN/report.html; report.html for several runs",
+            shown="RUN/report.html; report.html for several runs",
         ),
     ] = None,
     rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
@@ -41,11 +41,9 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
-    from demur.report.figures import check_installed
     from demur.report.page import write_page
 
-    _check_count(runs)
-    check_installed()
+    _check_request(runs)
     own = [home / run for run in runs for home in (Path(), Path("runs"))]
     check_output_file(out, "page", own)
     loaded = [load_run(run, device, data, verify=verify) for run in runs]
@@ -71,11 +69,9 @@ def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "Scor
 @app.command()
 def explore(
     runs: RunNames,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
-    ] = 0,
+    port: Annotated[int, option("Port on this machine; 0 takes a free one.", min=0, max=65535)] = 0,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Do not open a browser; print the address.")
+        bool, option("Do not open a browser; print the address.", "--no-open")
     ] = False,
     rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
     device: Device = "auto",
@@ -89,12 +85,10 @@ def explore(
     """
     import webbrowser
 
-    from demur.report.figures import check_installed
     from demur.report.live import HOST, LivePage, serving
     from demur.runs import Run
 
-    _check_count(runs)
-    check_installed()
+    _check_request(runs)
 
     def score(run: "Run") -> "ScoredRun":
         return _scored_if_any(run, device, data, rejector)
@@ -123,8 +117,11 @@ def _scored_if_any(
     return ScoredRun.untrained(LoadedRun(run, device_by_name(device), where))
 
 
-def _check_count(runs: list[str]) -> None:
+def _check_request(runs: list[str]) -> None:
+    """Raise BadInput for too many runs, or without the report extra."""
+    from demur.report.figures import check_installed
     from demur.report.scored_run import MAX_RUNS
 
     if len(runs) > MAX_RUNS:
         raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
+    check_installed()
