@@ -420,10 +420,8 @@ def audit(
     if cal is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise BadInput("cal must be a pair (images, labels)")
     name = name or (model if isinstance(model, str) else type(model).__name__)
-    task = _Audit(
-        norm, eps, version, bs, seed, device, state_folder, verbose, name, claim, data.lower(),
-        command,
-    )  # fmt: skip
+    options = device, state_folder, verbose, name, claim, data.lower(), command
+    task = _Audit(norm, eps, version, bs, seed, *options)
     images, criterion, rule, model = _whole(x, y), None, "", as_model(model)
     if rejector is None and isinstance(model, RejectClassModel):
         rejector, threshold = ModelScore(), 0.0
