@@ -27,13 +27,17 @@ demo: $(VENV)/demo.stamp
 	$(PY) -m demur demo --device cpu
 
 # mypy runs while tests wait for files and other processes. Without messages of failed asserts
-# pytest starts earlier; tests that failed run again with them.
+# pytest starts earlier; tests that failed run again with them, and count as failed if they pass
+# then. What mypy said comes last, and why the target failed.
 test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@nice -n 19 $(PY) -m mypy & types=$$!; \
-	$(PYTEST) -rs --assert=plain || { $(PYTEST) --lf; wait $$types; exit 1; }; \
-	wait $$types
+	@mkdir -p build
+	@nice -n 19 $(PY) -m mypy > build/mypy.txt 2>&1 & types=$$!; tests=0; \
+	$(PYTEST) -rs --assert=plain || { tests=$$?; $(PYTEST) --lf; }; \
+	wait $$types; types=$$?; cat build/mypy.txt; \
+	echo "exit codes: $$tests of pytest's first run, $$types of mypy"; \
+	[ $$tests = 0 ] && [ $$types = 0 ]
 
 coverage: $(VENV)/test.stamp
 	$(PYTEST) --cov --cov-report=term
@@ -45,13 +49,15 @@ exhaustive: $(VENV)/test.stamp
 	DEMUR_EXHAUSTIVE=$(DEMUR_EXHAUSTIVE) $(PYTEST) -m exhaustive || true
 	$(PY) tools/exhaustive_report.py build/exhaustive.jsonl build/exhaustive.txt docs/exhaustive.md
 
-# fsspec, which torch and datasets need, would leave only the newest datasets.
+# fsspec, which torch and datasets need, would leave only the newest datasets; uv, which is there
+# already, would stay the newest.
 test-oldest: RESOLUTION := lowest-direct 'datasets<4'
 test-newest: RESOLUTION := highest
 test-oldest test-newest: test-%:
 	@sh tools/find-python.sh .venv-$*
 	.venv-$*/bin/python -m pip install --disable-pip-version-check --quiet uv
-	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $(RESOLUTION) -e '.[dev]'
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --reinstall-package uv \
+	  --resolution $(RESOLUTION) -e '.[dev]'
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --no-deps torchattacks
 	.venv-$*/bin/uv pip list --python .venv-$*
 	DEMUR_VERSIONS=$* OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n 2 --dist worksteal -q -rs

@@ -166,9 +166,9 @@ def torchattacks_cw(setup: PeerSetup) -> Craft:
 # -------------------------------------------------------------------------------- pyautoattack
 
 
-def pyautoattack_standard(setup: PeerSetup) -> Craft:
-    """AutoAttack in its standard version."""
-    return _by_pyautoattack(setup, setup.ball.eps, version="standard")
+def pyautoattack_standard(setup: PeerSetup, version: str = "standard") -> Craft:
+    """AutoAttack in its standard version, or another one."""
+    return _by_pyautoattack(setup, setup.ball.eps, version=version)
 
 
 def pyautoattack_as_it_comes(setup: PeerSetup) -> Craft:

@@ -22,8 +22,16 @@ from demur.output import Output
 from demur.rejectors import Con, Energy, RCon
 
 EPS = 0.1
+SEED = [0]  # of all weights, and which test images are attacked
 Function = Callable[[Tensor], Any]
 same: Function = lambda x: x  # noqa: E731
+
+
+def use_seed(seed: int) -> None:
+    """Make all models that follow with other weights, and attack other images."""
+    SEED[0] = seed
+    plain.cache_clear()
+    robust.cache_clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +56,9 @@ class Entry:
     honest: bool = False
 
     def images(self, n: int, split: Any = "test") -> tuple[Tensor, Tensor]:
-        x, y = Digits().load()[split].batch(slice(0, n))
-        return self.change(x), self.labels(y)
+        x, y = Digits().load()[split].batch(slice(None))
+        rows = (37 * SEED[0] + torch.arange(n)) % len(y)
+        return self.change(x[rows]), self.labels(y[rows])
 
 
 class Net(nn.Module):
@@ -75,7 +84,7 @@ def trained(
 ) -> Any:  # fmt: skip
     """Return a net after steps of FGSM training, or of plain training."""
     with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + 1000 * SEED[0])
         net = make()
         x, y = Digits().load()["fit"].batch(slice(None))
         x, y = change(x), labels(y)

@@ -39,6 +39,7 @@ from demur.rejectors import ModelScore
 from demur.rejectors.rule import Score
 from demur.sanity.grades import Grade
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
+from tests.audit_zoo_odd import ALL
 from tests.conftest import Command
 
 N = 20
@@ -77,7 +78,7 @@ def audited(name: str, version: str = "", n: int = N) -> AuditReport:
 @cache
 def signs_of(name: str) -> dict[str, str]:
     """Return what the checks of the model alone observe, by kind."""
-    entry: Entry = ZOO[name]()
+    entry: Entry = ALL[name]()
     model, rule, (x, y) = entry.model, None, entry.images(48)
     if isinstance(entry.rejector, Score):
         rule = AcceptedError(entry.rejector, 0.5)
@@ -106,6 +107,12 @@ class TestFlags:
             (JUMP, "seeded by input", "small noise", "A change of 0.0001"),
             (JUMP, "hashed rejector", "Con", "A change of 0.0001"),
             (JUMP, "masked score", "Con", "the score jumps"),
+            (
+                JUMP,
+                "stored images",
+                "fp16",
+                "48 of 48 lines from a clean image to twice the radius",
+            ),
             (CHANGE, "batch statistic", "robust, seed 0", "8 of 8 asked alone"),
             (CHANGE, "order", "3x32x32 convolution", "in reverse order"),
             (CHANGE, "slow counter", "plain, seed 0", "differ"),

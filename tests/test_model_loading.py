@@ -193,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
     busy = 0
 
     def do_GET(self) -> None:
-        self._send({"classes": 4})
+        self._send({"classes": 4, "rule": [{"score": "Con", "threshold": 0.5}]})
 
     def do_POST(self) -> None:
         cls = type(self)
@@ -212,7 +212,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         top = logits.softmax(1).max(1)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        self._send({"predictions": [{"label": a, "confidence": b} for a, b in rows]})
+        answers = [
+            {"label": a, "confidence": b, "scores": {"Con": b}, "accepted": b >= 0.5}
+            for a, b in rows
+        ]
+        self._send({"predictions": answers})
 
     def _send(self, document: Any) -> None:
         body = json.dumps(document).encode()
@@ -242,11 +246,13 @@ class TestServices:
     def test_the_service_of_demur_tells_labels_and_confidence(self, address: str) -> None:
         x, y = images()
         Handler.busy = 1  # it is asked again
-        logits = HttpService(address)(x.numpy())
+        answers = HttpService(address)(x.numpy())
+        logits, rejected = answers[:, :-1], answers[:, -1] > answers[:, :-1].max(1)
         exact = torch.from_numpy(of_arrays(x.numpy())).softmax(1).amax(1)
         assert np.array_equal(logits.argmax(1), y.numpy())
         assert np.allclose(np.exp(logits).max(1), exact.numpy(), atol=1e-5)
         assert np.allclose(np.exp(logits).sum(1), 1, atol=1e-4)
+        assert np.array_equal(rejected, exact.numpy() < 0.5)
 
     def test_an_adapter_speaks_another_format(self, address: str) -> None:
         x, y = images()

@@ -87,6 +87,8 @@ def test_examples_move_outward_no_farther_than_rounding_needs(
     exact, rough = (CW_L2.distances(Rounding(quick_net, size).eval(), x, y) for size in (0, 3e-3))
     both = exact.broken & rough.broken & (exact.distance > 0) & (rough.distance > 0)
     assert both.sum() > 12
+    # 1.04 to 1.10 on six sets of 20 images; on two of them 1.16 and 1.17 with twice the SAFETY,
+    # and 1.22 and 1.29 with no step of LADDER below an eighth.
     assert rough.distance[both].mean() < 1.15 * exact.distance[both].mean()
 
 

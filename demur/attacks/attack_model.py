@@ -150,6 +150,13 @@ class QueryModel(AttackModel):
         )
 
 
+def has_no_gradient(model: Any) -> bool:
+    """Return whether a model is a QueryModel, inside of any wrappers."""
+    while hasattr(model, "model"):
+        model = model.model
+    return isinstance(model, QueryModel)
+
+
 def attack_model(model: Model) -> AttackModel:
     """Return the model itself if it is an AttackModel, else a PlainModel of it."""
     return model if isinstance(model, AttackModel) else PlainModel(model)

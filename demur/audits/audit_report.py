@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected, WorstScore
-from demur.attacks.attack_model import Model, QueryModel, checked, on_outputs
+from demur.attacks.attack_model import Model, checked, has_no_gradient, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
-from demur.attacks.wrappers import ModelWithScore
+from demur.attacks.wrappers import ModelWithScore, RejectClassModel
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
     Counts,
@@ -249,7 +249,7 @@ class _Audit:
         if self.version == "auto":
             with checked(self.model, x, y) as (own, images, _):
                 self.version = "rand" if is_random(own, images) else "standard"
-                if isinstance(own.model, QueryModel):
+                if has_no_gradient(own):
                     self.version = "black-box"
         return rejector
 
@@ -386,8 +386,8 @@ def audit(
             NumPy arrays, a classifier of scikit-learn or Keras, or a text as for `demur audit`.
         x: Test images: a tensor, a NumPy array, or a DataLoader that yields labels too.
         y: True labels, N; None if x yields them.
-        rejector: A rejector such as Con(), or a detector, a function from images to one score each
-            (higher means accept). None audits the classifier alone.
+        rejector: A rejector such as Con(), or a detector from images to scores (high accepts). None
+            takes what a `RejectClassModel` or a service rejects, else the classifier alone.
         eps: The radius of the ball.
         norm: "Linf", "L2" or "L1".
         threshold: The threshold of the rejector; None chooses it on calibration images.
@@ -420,12 +420,12 @@ def audit(
     if cal is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise BadInput("cal must be a pair (images, labels)")
     name = name or (model if isinstance(model, str) else type(model).__name__)
-    task = _Audit(
-        norm, eps, version, bs, seed, device, state_folder, verbose, name, claim, data.lower(),
-        command,
-    )  # fmt: skip
-    images, criterion, rule = _whole(x, y), None, ""
-    bound = task.begin(as_model(model), rejector, *images)
+    options = device, state_folder, verbose, name, claim, data.lower(), command
+    task = _Audit(norm, eps, version, bs, seed, *options)
+    images, criterion, rule, model = _whole(x, y), None, "", as_model(model)
+    if rejector is None and isinstance(model, RejectClassModel):
+        rejector, threshold = ModelScore(), 0.0
+    bound = task.begin(model, rejector, *images)
     if bound is not None:
         held_out = None if cal is None else _whole(*cal)
         criterion, rule, images = task.freeze(bound, images, held_out, threshold, tpr)

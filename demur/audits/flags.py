@@ -58,6 +58,7 @@ A_DRAW = "a model that draws from the generators of torch, NumPy or Python"
 STEP_SHARES = (1 / 4, 1 / 16, 1 / 64)  # of the radius: lengths of the steps of a slope
 SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient predicts
 BISECTIONS = 10  # a steep slope is a jump, too
+RAY_POINTS = 17  # of a ray on which a jump is sought
 TINY = 1e-3  # of the radius: a change that no decision may depend on
 TOLERANCE = 0.05  # of the median margin, or of the spread of a score
 PLAIN_STEPS = 20  # of plain PGD on the images that an attack broke
@@ -232,6 +233,14 @@ def _jumps(answers: Answers, x: Tensor, ball: Ball) -> Iterator[Flag]:
             "the model does, or noise whose seed is computed from the input.",
             remedy,
         )  # fmt: skip
+    outside = type(ball)(2 * ball.eps).project(x, x + 2 * ball.eps * signs.sign())
+    if too_many(edges := _edges(answers, x, outside), len(x)):
+        yield Flag(
+            JUMP, (),
+            f"On {edges} of {len(x)} lines from a clean image to twice the radius the answer jumps "
+            f"by more than {TOLERANCE:.0%} of a typical margin, as a defence of known images does.",
+            remedy,
+        )  # fmt: skip
     for name, crossed, total in _crossings(answers, x, clean):
         if too_many(crossed, total):
             yield Flag(
@@ -240,6 +249,21 @@ def _jumps(answers: Answers, x: Tensor, ball: Ball) -> Iterator[Flag]:
                 f"changes, by more than {TOLERANCE:.0%} of a typical margin.",
                 remedy,
             )  # fmt: skip
+
+
+def _edges(answers: Answers, x: Tensor, end: Tensor) -> int:
+    """Return on how many lines from x to end the answer jumps where it changes most."""
+    at: Callable[[Tensor], Tensor] = lambda t: answers(x + per_image(t, x) * (end - x))  # noqa: E731
+    grid = torch.linspace(0, 1, RAY_POINTS).to(x)
+    along = torch.stack([at(t.expand(len(x))) for t in grid])
+    steepest = (along[1:] - along[:-1]).abs().amax(2).argmax(0)
+    low, high = grid[steepest], grid[steepest + 1]
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        one, two, three = at(low), at(middle), at(high)
+        first = (two - one).abs().amax(1) > (three - two).abs().amax(1)
+        low, high = torch.where(first, low, middle), torch.where(first, middle, high)
+    return int(_differ(at(low), at(high)).sum())
 
 
 def _crossings(answers: Answers, x: Tensor, clean: Tensor) -> Iterator[tuple[str, int, int]]:

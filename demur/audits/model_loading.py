@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import AttackModel, Model, QueryModel
+from demur.attacks.wrappers import RejectClassModel
 from demur.audits.queries import HttpService, MeteredFunction, Queries
 from demur.data import CIFAR10, CIFAR100
 from demur.errors import BadInput, first_line, shorten
@@ -79,7 +80,9 @@ def load_model(
     if function is not None:
         if checkpoint is not None:
             raise BadInput(f"{shorten(text)} has its own weights; leave --checkpoint out")
-        return _metered(QueryModel(function), text, queries)
+        model = _metered(QueryModel(function), text, queries)
+        tells = isinstance(function, HttpService) and adapter is None  # what it rejects
+        return RejectClassModel(model) if tells else model
     if adapter is not None:
         raise BadInput("--adapter is for a service; give its address, such as http://HOST:8000")
     module, _, name = text.partition(":")

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -32,6 +32,7 @@ Array = NDArray[Any]
 MOST_IMAGES, MOST_BYTES, PIXEL_BYTES = 64, 4_000_000, 22  # of a request; of a pixel as JSON
 TRIES, TIMEOUT = 6, 60.0  # of a request, and seconds for each
 BUSY = (429, 502, 503, 504)  # answers of a service after which a later request may succeed
+SURE = 1e-3  # the least distance of an answer of a service from the rejection
 TOKEN = "DEMUR_TOKEN"  # environment variable: bearer token of the service
 TABLES = (
     "CREATE TABLE IF NOT EXISTS model (name TEXT PRIMARY KEY)",
@@ -120,42 +121,63 @@ def _requests(x: Array) -> Iterator[slice]:
     return (slice(first, first + most) for first in range(0, len(x), most))
 
 
+class TooLargeError(BadInput):
+    """A service takes only smaller requests."""
+
+
 class HttpService:
     """A service that classifies images, as a function of images, N, C, H, W, to logits, N, K.
 
     An adapter is a function (images, send) that returns logits, N, K; send(document) posts JSON to
     the address and returns the answer's. None is for `demur serve`, which tells the label and its
-    probability: the other classes share the rest.
+    probability: the others share the rest; a last column is the largest if it rejects.
     """
 
     def __init__(self, address: str, adapter: Callable[..., Any] | None = None) -> None:
-        self.address, self.adapter, self.classes = address.rstrip("/"), adapter, 0
+        self.address, self.adapter = address.rstrip("/"), adapter
+        self.state, self.most = dict[str, Any](), MOST_IMAGES
 
     def __call__(self, x: Array) -> Array:
-        adapter = self.adapter or self._predict
-        return np.concatenate([np.asarray(adapter(x[rows], self.send)) for rows in _requests(x)])
+        ask, size = self.adapter or self._predict, self.most
+        parts = np.split(x, range(size, len(x), size))
+        try:
+            return np.concatenate([np.asarray(ask(part, self.send)) for part in parts])
+        except TooLargeError:
+            if size == 1:
+                raise
+        self.most = size // 2
+        return self(x)
 
     def send(self, document: Any, path: str = "") -> Any:
         """Return the service's answer to a document; None asks without one."""
         return _answer(self.address + path, document)
 
     def _predict(self, x: Array, send: Callable[..., Any]) -> Array:
-        """Return log probabilities from the decisions of a service of `demur serve`."""
+        """Return log probabilities and the rejection from decisions of `demur serve`, N, K + 1."""
         document = {"images": x.transpose(0, 2, 3, 1).tolist(), "dtype": "float32"}
         try:
-            self.classes = self.classes or int(send(None, "/health")["classes"])
+            self.state = self.state or send(None, "/health")
+            classes, rule = int(self.state["classes"]), self.state["rule"]
             rows = send(document, "/predict")["predictions"]
             labels = np.array([row["label"] for row in rows])
             share = np.array([float(row["confidence"]) for row in rows])
+            gaps = np.array([_distance(row, rule) for row in rows])
         except (KeyError, TypeError):
             raise BadInput(
                 f"{self.address} does not answer as demur serve does; give --adapter MODULE:NAME"
             ) from None
-        rest = np.log(np.maximum((1 - share) / max(1, self.classes - 1), 1e-12))
-        logits = np.repeat(rest[:, None], self.classes, 1)
+        rest = np.log(np.maximum((1 - share) / max(1, classes - 1), 1e-12))
+        logits = np.repeat(rest[:, None], classes, 1)
         # The label has the largest probability, also where rounding says otherwise.
         logits[np.arange(len(x)), labels] = np.maximum(np.log(share), rest + 1e-6)
-        return logits
+        return np.column_stack((logits, logits.max(1) - gaps))
+
+
+def _distance(row: Mapping[str, Any], rule: Sequence[Mapping[str, Any]]) -> float:
+    """Return how far the scores of an answer are above their thresholds; negative: rejected."""
+    pairs = [(row["scores"][part["score"]], part["threshold"]) for part in rule]
+    least = min([score - t for score, t in pairs if None not in (score, t)], default=0.0)
+    return max(least, SURE) if row["accepted"] else min(least, -SURE)
 
 
 def _answer(address: str, document: Any) -> Any:
@@ -171,6 +193,8 @@ def _answer(address: str, document: Any) -> Any:
                 return json.loads(answer.read())
         except HTTPError as error:
             reason = f"{error.code}: {shorten(error.read(1000).decode(errors='replace').strip())}"
+            if error.code == 413:  # too many images or bytes
+                raise TooLargeError(f"{address} answers {reason}; send smaller images") from None
             if error.code not in BUSY:
                 break
         except (OSError, HTTPException) as error:

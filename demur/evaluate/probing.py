@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE
-from demur.attacks.attack_model import Model, QueryModel, attack_model
+from demur.attacks.attack_model import Model, attack_model, has_no_gradient
 from demur.errors import NoGradientError
 from demur.numerics import tf32
 from demur.output import as_output
@@ -30,6 +30,6 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
     has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
     counts = {"images": len(x), "random_outputs": int(differs.sum())}
-    if isinstance(getattr(model, "model", model), QueryModel):
+    if has_no_gradient(model):
         return counts
     return counts | {"zero_gradients": int((~has_gradient).sum())}

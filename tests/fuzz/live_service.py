@@ -40,6 +40,7 @@ HEADER_TIMEOUT = 5.0  # its default, after which a connection whose headers neve
 LATE = 1.0  # seconds after them, in which an answer may still come
 CEILING = 1024.0  # megabytes above the start
 REPORT_SECONDS = 10.0
+PATIENCE = 0.5  # seconds after which a client leaves a request that waits and sends the next
 LARGE = (4000, 4000)  # pixels, as many as one image may have
 HOSTS = ("localhost", "127.0.0.1:1", "[::1]", "evil.example", "[", "]", "x/health?", "a b", "é", "",
          "localhost, evil.example", "[::1", "localhost:99999999", "x" * 300, "\x7f")  # fmt: skip
@@ -213,26 +214,37 @@ def tree_memory(pid: int) -> float:
 
 async def attack(
     port: int, pid: int, contents: Any, clients: int, start: float, limit: float = TIMEOUT,
-    late: float = LATE, report: Callable[[Tally], None] | None = None,
+    late: float = LATE, report: Callable[[Tally], None] | None = None, beside: int = 0,
 ) -> Tally:  # fmt: skip
     """Send requests by some clients at the same time; `start` is the memory of the service.
 
-    `report` is called with what was answered so far, every REPORT_SECONDS and at the end.
+    `report` is called with what was answered so far, every REPORT_SECONDS and at the end. Up to
+    `beside` requests that are not answered after PATIENCE wait beside those of the clients: bodies
+    that do not end take no work, but the whole time limit.
     """
     tally, waiting, reported = Tally(), iter(contents), time.monotonic()
+    left: set[asyncio.Task[None]] = set()
 
     async def client() -> None:
         for content in waiting:
-            await _send(port, content, tally, limit, late)
+            sent = asyncio.create_task(_send(port, content, tally, limit, late))
+            await asyncio.wait({sent}, timeout=PATIENCE)
+            for other in [other for other in left if other.done()]:
+                left.remove(other)
+                other.result()  # raises what it raised
+            if not sent.done() and len(left) < beside:
+                left.add(sent)
+            else:
+                await sent
 
     tasks = [asyncio.create_task(client()) for _ in range(clients)]
-    while not all(task.done() for task in tasks):
+    while not all(task.done() for task in (*tasks, *left)):
         tally.memory = max(tally.memory, tree_memory(pid) - start)
         if report and time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
             report(tally)
         await asyncio.sleep(0.02)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*tasks, *left)
     if report:
         report(tally)
     return tally
@@ -258,6 +270,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument(
+        "--beside", type=int, default=32, help="requests that wait beside those of the clients"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first request and image"
@@ -277,13 +292,14 @@ def main() -> int:
     failed, found = False, {key: vars(asked)[key] for key in ("seed", "first", "clients")}
     try:
         start = tree_memory(process.pid)
-        for name, n, make in (
-            ("requests", asked.requests, any_request), ("images", asked.images, image_request),
-        ):  # fmt: skip
+        for name, n, make, beside in (
+            ("requests", asked.requests, any_request, asked.beside),
+            ("images", asked.images, image_request, 0),  # these take work
+        ):
             numbers = range(asked.first, asked.first + n)
             made = (make(Random(f"{asked.seed}/{name}/{i}")) for i in numbers)
             sent = attack(port, process.pid, made, asked.clients, start, TIMEOUT, asked.late,
-                          _reporter(name, asked, found))  # fmt: skip
+                          _reporter(name, asked, found), beside)  # fmt: skip
             tally = asyncio.run(sent)
             failed |= bool(tally.wrong) or tally.memory > CEILING or process.poll() is not None
             print("\n".join(tally.wrong[:10]), flush=True)
