@@ -22,12 +22,13 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "attack", "audit", "calibrate", "data", "demo", "explore", "list", "paper", "report",
+    "attack", "audit", "calibrate", "data", "demo", "leaderboard", "list", "paper", "report",
     "retrofit", "score", "archive", "train", "export", "predict", "serve", "verify",
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
-    "paper study theory", "paper study recipes",
+    "paper study theory", "paper study recipes", "leaderboard add", "leaderboard build",
+    "leaderboard verify",
 )  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
+        ("explore RUN --no-open", "report --live RUN --no-open"),
     ],
 )  # fmt: skip
 def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:

@@ -23,13 +23,13 @@ from demur.errors import BadInput, lack, visible
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
-    "paper study adaptive", "paper study distortion", "paper study recipes",
+    "train", "retrofit", "attack", "calibrate", "demo", "leaderboard add", "paper table",
+    "paper figure", "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
     "Train": ("demo", "list", "data", "train", "retrofit"),
     "Attack": ("attack", "audit"),
-    "Judge": ("score", "report", "explore", "verify"),
+    "Judge": ("score", "report", "leaderboard", "verify"),
     "Ship": ("calibrate", "export", "predict", "serve", "archive"),
     "Paper": ("paper",),
 }
@@ -42,6 +42,7 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
+    "explore": "report --live",
 }
 
 
@@ -219,7 +220,7 @@ def stop_message(words: list[str]) -> str:
 
     `words` are the words after `demur` on the command line.
     """
-    if words[:1] == ["explore"]:  # Ctrl-C is how it ends
+    if words[:1] == ["report"] and "--live" in words:  # Ctrl-C is how it ends
         return "stopped"
     again = shlex.join(["demur", *words])
     if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun

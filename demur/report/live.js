@@ -12,7 +12,7 @@ const Live = (() => {
       if (version !== null && now.version !== version) await refresh();
       version = now.version;
     } catch {
-      line.textContent = "The server has stopped; start demur explore again to follow the run.";
+      line.textContent = "The server has stopped; start demur report --live again to follow the run.";
     }
     setTimeout(poll, 1000 * SECONDS);
   }

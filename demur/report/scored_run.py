@@ -3,7 +3,7 @@
     results = ScoredRun(loaded, evaluation, scored)
     main_row(scored[0], "R-Con")        # at the frozen threshold; without cal images, the paper's
 
-A run that is still being trained has no records yet; `demur explore` shows its training.
+A run that is still being trained has no records yet; `demur report --live` shows its training.
 """
 
 import json
