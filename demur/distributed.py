@@ -30,7 +30,6 @@ class ProcessGroup:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process writes files."""
         return self.rank == 0
 
     def shard(self, items: Tensor) -> Tensor:
@@ -71,7 +70,6 @@ class ProcessGroup:
         return parts or []
 
     def barrier(self) -> None:
-        """Wait until every process has reached this call."""
         if self.size > 1:
             dist.barrier()
 

@@ -104,7 +104,6 @@ class Bar:
             self.bar.stop()
 
     def update(self, done: float, total: int, note: str) -> None:
-        """Show `done` of `total` steps and a note."""
         if not self.shown:
             self.bar.start()
             self.shown = True

@@ -292,7 +292,7 @@ class TestWarnings:
             attack = RejectAutoAttack(
                 ModelWithScore(quick_net, stairs, surrogate), rule, verbose=False
             )
-            attack.chain, attack.on_masking = chain, OnMasking()
+            attack.chain, attack.on_masking = chain, OnMasking(chain)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 attack.run_standard_evaluation(x, y)
@@ -308,7 +308,7 @@ class TestWarnings:
         y = quick_net(x).logits.argmax(1)
         attack = AutoAttack(quick_net, eps=1.0, verbose=False)
         attack.chain = Chain((PGD(Linf(0.0), steps=1), ExchangeImages(Linf(1.0), count)))
-        attack.names, attack.on_masking = ["apgd-ce", "square"], OnMasking()
+        attack.names, attack.on_masking = ["apgd-ce", "square"], OnMasking(attack.chain)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             labels = attack.run_standard_evaluation(x, y, return_labels=True)[1]

@@ -55,7 +55,7 @@ def images() -> tuple[Tensor, Tensor]:
 def classifier(model: Any = None) -> AutoAttack:
     attack = AutoAttack(model or Logits(), eps=EPS, verbose=False)
     attack.chain, attack.names = Chain((APGD(BALL, steps=20), Square(BALL, queries=9))), ["a", "b"]
-    attack.on_masking = OnMasking()
+    attack.on_masking = OnMasking(attack.chain)
     return attack
 
 
@@ -63,7 +63,7 @@ def rejecting(rule: AcceptedError = RULE, model: Any = None) -> RejectAutoAttack
     attack = RejectAutoAttack(model or Logits(), rule, eps=EPS, verbose=False)
     product: Any = replace(attack.chain.attacks[0], steps=20)  # type: ignore[call-arg]
     attack.chain = Chain((product,), rule, attack.chain.rank_by)
-    attack.names, attack.on_masking = ["product"], OnMasking()
+    attack.names, attack.on_masking = ["product"], OnMasking(attack.chain)
     return attack
 
 

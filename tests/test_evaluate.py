@@ -4,6 +4,7 @@ import doctest
 import inspect
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -245,14 +246,15 @@ def test_an_existing_record_is_read_and_not_made_again(
 
 
 def test_bad_options_raise_one_sentence(loaded: LoadedRun) -> None:
-    for options, words in (
-        (RecordOptions(split="tset"), "did you mean test"),
-        (RecordOptions(n=0), "asked for 0"),
-        (RecordOptions(n=4000), "has 300"),
-        (RecordOptions(batch_size=0), "at least 1"),
-    ):
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"split": "tset"}, "did you mean test"),
+        ({"n": 0}, "asked for 0"),
+        ({"n": 4000}, "has 300"),
+        ({"batch_size": 0}, "at least 1"),
+    )
+    for options, words in cases:
         with pytest.raises(BadInput, match=words):
-            run_attack(loaded, "a", ATTACK, options)
+            run_attack(loaded, "a", ATTACK, RecordOptions(**options))
 
 
 # ------------------------------------------------------------------ scoring

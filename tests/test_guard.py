@@ -286,8 +286,8 @@ def test_exif_orientation_turns_the_image() -> None:
 
 
 def test_a_reason_has_enough_digits_to_be_true() -> None:
-    from demur.guards.decision import _distinct
+    from demur.guards.decision import _compared
 
-    assert _distinct(0.166104, "<", 0.166107) == ("0.166104", "<", "0.166107")
-    assert _distinct(0.5, ">=", 0.5) == ("0.5", ">=", "0.5")
-    assert _distinct(0.25, "<", 0.5) == ("0.25", "<", "0.5")
+    assert _compared(0.166104, "<", 0.166107) == "0.166104 < 0.166107"
+    assert _compared(0.5, ">=", 0.5) == "0.5 >= 0.5"
+    assert _compared(0.25, "<", 0.5) == "0.25 < 0.5"

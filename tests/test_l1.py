@@ -63,12 +63,13 @@ class TestProjection:
             bounds = [(0, 1 - p) for p in flat] + [(0, p) for p in flat]
             theirs = minimize(
                 lambda v, flat=flat, goal=goal: ((flat + v[:6] - v[6:] - goal) ** 2).sum(),
-                np.zeros(12),
+                np.full(12, eps / 50),
                 bounds=bounds,
                 constraints={"type": "ineq", "fun": lambda v: eps - v.sum()},
                 method="SLSQP",
-                options={"ftol": 1e-14, "maxiter": 500},
+                options={"ftol": 1e-12, "maxiter": 500},
             )
+            assert theirs.success
             best = flat + theirs.x[:6] - theirs.x[6:]
             assert np.allclose(ours.flatten().numpy(), best, atol=1e-5)
 

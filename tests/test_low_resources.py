@@ -150,8 +150,8 @@ def test_a_command_under_a_limit_says_so_and_leaves_no_half_file(
 
 
 def test_a_lack_during_the_imports_is_one_sentence() -> None:
-    limits = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))"
-    code = f"{limits}; from demur.__main__ import main; main()"
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))"
+    code = f"from demur.__main__ import main; {limits}; main()"  # no file can be opened
     words = [sys.executable, "-c", code, "predict", "guard", "image.png"]
     run = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
     assert (run.returncode, run.stderr.splitlines()[-1]) == (2, f"demur: {NO_FILES}"), run.stderr

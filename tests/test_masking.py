@@ -120,7 +120,7 @@ def test_the_ensemble_finds_what_gradients_hide(
     true = int((prediction(as_output(model(x_true))) != y).sum())
     attack = AutoAttack(model, eps=EPS, verbose=False)
     after = attack.evaluate(x, y, sanity=False)
-    attack.on_masking = OnMasking()
+    attack.on_masking = OnMasking(attack.chain)
     before = attack.evaluate(x, y, sanity=False)
     assert before.unbroken - after.unbroken >= 4
     assert len(y) - after.unbroken >= true - 2

@@ -75,7 +75,8 @@ def small(attack: Attack) -> Attack:
 def few_queries(on_masking: OnMasking) -> OnMasking:
     """The members that read decisions, with a budget that takes no time."""
     found = {name: one for name, one in on_masking.attacks.items() if name != SURROGATE}
-    return OnMasking(on_masking.ball, on_masking.criterion, {k: small(v) for k, v in found.items()})
+    on_masking.attacks = {name: small(one) for name, one in found.items()}
+    return on_masking
 
 
 SPECS: tuple[Attack, ...] = (

@@ -156,7 +156,7 @@ def test_the_command_keeps_class_names_files_and_logs(
     loaded = LoadedRun(run, "cpu")
     evaluation = RejectorEvaluation.of(loaded)
     scored = evaluation.score_record(run.records()[0])
-    shown = gallery(Verdicts.of(ScoredRun(loaded, evaluation, [scored]), scored))
+    shown = gallery(Verdicts(ScoredRun(loaded, evaluation, [scored]), scored))
     cards = [card for group in shown["groups"] for card in group["cards"]]
     assert cards and {card["label"] for card in cards} <= set(CLASSES)
     for words in (["score", "own"], ["list", "own"], ["list", "runs"]):

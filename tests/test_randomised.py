@@ -30,7 +30,7 @@ from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
-from demur.audits import flags, masking
+from demur.audits import ensembles, flags
 from demur.audits.flags import (
     A_DRAW,
     CHANGE,
@@ -328,7 +328,7 @@ class TestChecks:
             asked.append(1)
             return masking_checks(*given)
 
-        monkeypatch.setattr(masking, "masking_checks", count)
+        monkeypatch.setattr(ensembles, "masking_checks", count)
         monkeypatch.setattr(flags, "masking_checks", count)
         attack = AutoAttack(quick_net, eps=EPS, verbose=False)
         attack.chain = Chain((EOTPGD(Linf(EPS), steps=1),))

@@ -37,7 +37,7 @@ from demur.report.page import page_text, write_page
 from demur.report.scored_run import ScoredRun
 from demur.report.terminal import comparable
 from demur.runs import Run
-from demur.sanity import flags
+from demur.sanity import run_checks
 from demur.spec import digest as spec_digest
 
 N, STORED = 120, 90
@@ -245,7 +245,8 @@ def test_a_certificate_is_shown_with_every_retest(page: Page) -> None:
 
 def test_sanity_flags_are_shown_in_full(page: Page) -> None:
     records = [entry.record for entry in page.scored]
-    found, text = flags(records, page.evaluation), plain(page.text)
+    checks, text = run_checks(records, page.evaluation), plain(page.text)
+    found = [flag for check in checks for flag in check.flags]
     flagged = page.loaded.run.path.name == "plain"
     assert ("exactly zero at 100 of 120 clean images" in text) == flagged
     assert len(found) == page.text.count('<div class="flag">')
@@ -273,7 +274,7 @@ def test_sentences_agree_with_the_rows(page: Page) -> None:
 
 
 def test_every_nonempty_group_is_shown(page: Page) -> None:
-    verdicts = Verdicts.of(page.results, page.scored[0])
+    verdicts = Verdicts(page.results, page.scored[0])
     nonempty = 0
     for group in GROUPS:
         count = int(verdicts.members(group)[:STORED].sum())

@@ -87,7 +87,7 @@ def test_examples_move_outward_no_farther_than_rounding_needs(
     exact, rough = (CW_L2.distances(Rounding(quick_net, size).eval(), x, y) for size in (0, 3e-3))
     both = exact.broken & rough.broken & (exact.distance > 0) & (rough.distance > 0)
     assert both.sum() > 12
-    assert rough.distance[both].mean() < 1.1 * exact.distance[both].mean()
+    assert rough.distance[both].mean() < 1.15 * exact.distance[both].mean()
 
 
 def test_what_no_pass_confirms_is_not_found() -> None:

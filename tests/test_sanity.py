@@ -1,6 +1,7 @@
 """Sanity checks: each raises a flag on records made for it, and none on similar ones."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from demur.evaluate import RejectorEvaluation
 from demur.recipes import recipe
 from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
-from demur.sanity import CHECKS, Flag, flags, run_checks
+from demur.sanity import CHECKS, Flag, run_checks
 from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
 from demur.sanity.single_records import FLAT, NOT_RISEN, RANDOM, TIED
 from demur.spec import digest, show
@@ -75,6 +76,10 @@ def made(
         "recipe": show(RECIPE, full=True),
     }  # fmt: skip
     return Record(arrays, metadata | about)
+
+
+def flags(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[Flag]:
+    return [flag for check in run_checks(records, evaluation) for flag in check.flags]
 
 
 def kinds(*records: Record, evaluation: RejectorEvaluation = SCORER) -> list[str]:

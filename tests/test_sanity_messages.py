@@ -19,11 +19,11 @@ from demur.nets import RejectingNet
 from demur.output import Output
 from demur.report.terminal import Sanity, show_sanity
 from demur.runs import Record, Run
-from demur.sanity import flags, run_checks
+from demur.sanity import run_checks
 from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
 from demur.sanity.single_records import FLAT, NOT_RISEN, RANDOM, TIED
 from tests.conftest import Command
-from tests.test_sanity import SCORER, at_eps
+from tests.test_sanity import SCORER, at_eps, flags
 
 
 class Masked(nn.Module):

@@ -28,7 +28,8 @@ import demur
 from demur import Guard, LoadedRun
 from demur.guards import GuardResult
 from demur.serve import Settings, create_app, server
-from demur.serve.batching import Batcher, ModelFailed, Overloaded
+from demur.serve.batching import Batcher, Overloaded
+from demur.serve.decoder import RequestError
 from demur.serve.metrics import DriftMonitor, Metrics
 from tests import forked
 
@@ -283,7 +284,7 @@ def test_requests_that_wait_are_one_batch_and_a_full_queue_is_overload(tiny_guar
     rest = [batcher.submit(x[i : i + 1], [""], 10) for i in range(1, 7)]
     with pytest.raises(Overloaded) as caught:
         batcher.submit(x[:1], [""], 10)
-    assert caught.value.retry_after == 1
+    assert caught.value.headers == {"Retry-After": "1"}
     slow.go.set()
     labels = [future.result(10)[0]["label"] for future in (first, *rest)]
     assert labels == tiny_guard(x).labels.tolist()
@@ -304,7 +305,7 @@ def test_a_request_nobody_waits_for_is_dropped_and_a_failure_is_told(tiny_guard:
     slow.go.set()
     first.result(10)
     broken = batcher.submit(torch.rand(1, 3, 5, 5), [""], 10)
-    with pytest.raises(ModelFailed):
+    with pytest.raises(RequestError, match="the model failed on this request"):
         broken.result(10)
     assert late.cancelled()
     batcher.close()

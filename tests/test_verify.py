@@ -27,8 +27,7 @@ from demur.evaluate.certificates import issue
 from demur.guards import Guard
 from demur.rejectors import Con, RCon
 from demur.runs import Record, Run
-from demur.runs.norms import check_norms
-from demur.runs.record import check_arrays, identity, read_record
+from demur.runs.record import check_arrays, check_norms, identity, read_record
 from demur.runs.run import BestEpoch, ResumeState, save_state
 from demur.verification.records import INPUTS
 from tests.conftest import Command

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from demur import BadInput, Con, Coupled, Digits, Energy, Guard, Linf, RCon, WorstScore, audit
 from demur.attacks import AcceptedError, Clean
-from demur.audits.audit_report import Settings, _worst_case
+from demur.audits.audit_report import _Audit
 from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack, values
 from demur.evaluate.accepted_errors import worst_cases
@@ -199,9 +199,10 @@ def test_the_part_of_an_audit_counts_every_threshold(
 ) -> None:
     few = partial(WorstScore, steps=5, targets=2)
     monkeypatch.setattr("demur.audits.audit_report.WorstScore", few)
-    settings = Settings("Linf", 0.1, "fast", 7, 0, None, None, False, "net", None, "", "", True)
+    task = _Audit("Linf", 0.1, "fast", 7, 0, None, None, False, "net", None, "", "")
     net, x, y = digits_net
-    row = _worst_case(net, x, y, AcceptedError(Con(), 0.2), settings)
+    task.begin(net, Con(), x, y)
+    row = task.worst_case(x, y, AcceptedError(Con(), 0.2))
     x_adv = few(Linf(0.1), Con())(net, x, y)
     wrong = net(x_adv).argmax(-1) != y
     reached = net(x_adv).softmax(-1).amax(-1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, count_cell
+from demur.audits.ensemble_result import CLEAN, EnsembleResult, count_cell
 from demur.audits.ensemble_state import tensor_digest
 from demur.errors import BadInput
 from demur.files.atomic import write_text
@@ -35,14 +35,7 @@ Curve = Sequence[tuple[str, int, int]]  # a name, images, all images
 def provenance(
     model: Model, images: tuple[Tensor, Tensor], device: object, **options: Any
 ) -> dict[str, Any]:
-    """Return what is needed to repeat an audit, as JSON values.
-
-    Args:
-        model: The audited model; a callable without weights has no digest.
-        images: The attacked images and their labels.
-        device: Where the model is.
-        options: Command, seed, batch size and version of the audit.
-    """
+    """Return the options and what else is needed to repeat an audit, as JSON values."""
     weights = model.state_dict() if isinstance(model, nn.Module) else {}
     named = {name: part for name, part in weights.items() if isinstance(part, Tensor)}
     return options | {
@@ -83,15 +76,16 @@ def rows_of(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def member_rows(result: EnsembleResult) -> list[tuple[str, ...]]:
     """Return the cells of the table of attacks: budget, time and what each one broke."""
-
-    def cells(one: Member) -> tuple[str, ...]:
-        queries = f"{one.gradient_queries:g} gradients"
-        if not one.gradient_queries:
-            queries = f"{one.forward_queries} passes"
-        counts = f"{one.attacked}", f"{one.broke}", f"{one.seconds:.1f}"
-        return one.name, queries, *counts, one.attack
-
-    return [cells(one) for one in result.members]
+    return [
+        (
+            one.name,
+            f"{one.gradient_queries:g} gradients"
+            if one.gradient_queries
+            else f"{one.forward_queries} passes",
+            f"{one.attacked}", f"{one.broke}", f"{one.seconds:.1f}", one.attack,
+        )
+        for one in result.members
+    ]  # fmt: skip
 
 
 MEMBER_HEADS = ("attack", "queries per image", "images", "broken", "seconds", "settings")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
 NO_WORST_SCORE = "worst-score needs a rejector, a gradient, and a model that is not randomised"
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
+Images = tuple[Tensor, Tensor]  # with their labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,24 +107,20 @@ class AuditReport:
 
     @property
     def results(self) -> list[EnsembleResult]:
-        """The results of all attack ensembles that ran."""
         parts = (self.autoattack, self.accepted_errors, self.forced_rejections)
         return [part for part in parts if part is not None]
 
     @property
     def flags(self) -> list[Flag]:
-        """Flags of the checks: signs that the figures overstate robustness."""
         return [flag for check in self.sanity for flag in check.flags]
 
     @property
     def verdict(self) -> Verdict:
-        """The grade and its reasons; docs/guides/audit.md defines the grades."""
         sought = [part for part in (self.autoattack, self.accepted_errors) if part is not None]
         return verdict_of(sought, self.sanity, self.warnings, self.claim)
 
     @property
     def grade(self) -> Grade:
-        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
         return self.verdict.grade
 
     @property
@@ -156,7 +153,6 @@ class AuditReport:
             yield f"worst-score, TPR-{100 * point.tpr:g}", counts, "accepted_wrong"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything except the images as JSON values."""
         parts: dict[str, Any] = {
             name: part and part.to_json()
             for name, part in (
@@ -210,13 +206,13 @@ class ForcedRejections(EnsembleEvaluation):
     """The attack ensemble that makes a rejector reject."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all steps of an audit share."""
+@dataclass
+class _Audit:
+    """An audit under way: its options, the model, and the device where both are queried."""
 
     norm: str
     eps: float
-    version: AuditVersion
+    version: str
     bs: int
     seed: int
     device: str | torch.device | None
@@ -226,12 +222,12 @@ class Settings:
     claim: float | None
     data: str
     command: str
-    worst_score: bool
 
     def __post_init__(self) -> None:
+        self.version = check_version("audit", self.version, get_args(AuditVersion))
         if isinstance(self.device, str):
-            object.__setattr__(self, "device", device_by_name(self.device))
-        ball_by_name(self.norm, self.eps)
+            self.device = device_by_name(self.device)
+        self.ball = ball_by_name(self.norm, self.eps)
         claim: Any = self.claim
         is_number = isinstance(claim, Real) and not isinstance(claim, bool)
         if claim is not None and not (is_number and 0 <= claim <= 1):
@@ -240,12 +236,84 @@ class Settings:
             )
         check_output_folder(None if self.state_folder is None else str(self.state_folder))
 
-    def prepared(self, model: Model, images: tuple[Tensor, Tensor]) -> Model:
-        """Return the model on the device, if one was given, with logits for probabilities."""
+    def begin(self, model: Model, rejector: AnyRejector | None, x: Tensor, y: Tensor) -> Any:
+        """Set the model, its device and the version; return the rejector on the model's outputs."""
         if isinstance(model, nn.Module) and self.device is not None:
             model = model.to(self.device)
-        at = device_for(model, images[0], self.device)
-        return with_logits(model, *(part[:ASKED].to(at) for part in images))
+        self.at = device_for(model, x, self.device)
+        x, y = x[:ASKED].to(self.at), y[:ASKED].to(self.at)
+        model = with_logits(model, x, y)
+        if rejector is not None and not isinstance(rejector, Rejector | Score):
+            model, rejector = ModelWithScore(model, rejector), ModelScore()
+        rejector, self.model = on_outputs(rejector, model)
+        if self.version == "auto":
+            with checked(self.model, x, y) as (own, images, _):
+                self.version = "rand" if is_random(own, images) else "standard"
+                if isinstance(own.model, QueryModel):
+                    self.version = "black-box"
+        return rejector
+
+    def outputs(self, x: Tensor, y: Tensor) -> Output:
+        """Return the outputs, on the CPU; the images move batch by batch."""
+        check_batch(x, y)
+        with checked(self.model, x[:1].to(self.at), y[:1].to(self.at)) as (own, *_):
+            return outputs_in_batches(own, x, self.bs, self.at)
+
+    def freeze(
+        self, rejector: Any, images: Images, cal: Images | None, at: float | None, tpr: float
+    ) -> tuple[AcceptedError, str, Images]:
+        """Return the rejector with its threshold, a sentence about it, and the images to attack."""
+        origin = "given"
+        if cal is None and (at is None or not isinstance(rejector, Score)):
+            cal, images = _split(images, self.seed)
+            origin = f"a random {CAL_SHARE:.0%} of the given ones, seed {self.seed}, not attacked"
+        fitted = ""
+        if not isinstance(rejector, Score):
+            assert cal is not None
+            half = len(cal[1]) // 2
+            fit, cal = (cal[0][:half], cal[1][:half]), (cal[0][half:], cal[1][half:])
+            rejector = rejector.fit(self.outputs(*fit), fit[1].cpu())
+            fitted = f"fitted on {half} other images, "
+        score, how = as_score(rejector), "a given number"
+        if at is None:
+            assert cal is not None
+            out = self.outputs(*cal)
+            right = (prediction(out) == cal[1].cpu()).numpy()
+            if not right.any():
+                raise BadInput("no calibration image is classified correctly; give a threshold")
+            scores = score(out).detach().double().numpy()
+            at = float(TPR(tpr).threshold(scores, right))
+            few = "; so few images fix it only roughly" if right.sum() < FEW_CORRECT else ""
+            how = (
+                f"which accepts {(scores[right] >= at).sum()} of {right.sum()} correct predictions "
+                f"({tpr:.0%} asked) on {len(right)} held-out clean images ({origin}){few}; frozen "
+                "before any attack"
+            )
+        if isinstance(score, nn.Module):
+            score.to(self.at)
+        text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
+        rule = f"{text} {fitted}must reach {at:.4g}, {how}"
+        return AcceptedError(score, float(at)), rule, images
+
+    def attacks(self, criterion: AcceptedError | None) -> list[EnsembleEvaluation]:
+        """Return the ensembles: on the classifier and, with a rejector, two on both."""
+        given = (self.norm, self.eps, self.seed, self.verbose)
+        members = FAST if self.version == "fast" else ()
+        of_classifier = "custom" if members else self.version
+        attacks: list[EnsembleEvaluation] = [
+            AutoAttack(self.model, *given, members, of_classifier, self.device)
+        ]
+        if criterion is not None:
+            on_both = RejectAutoAttack(self.model, criterion, *given, self.version, self.device)
+            rejected = Rejected(criterion.rejector, criterion.threshold)
+            chain = ForceRejectionEnsemble(self.ball, rejected, seed=self.seed).chain()
+            kept = {"fast": slice(1), "black-box": slice(1, 2)}.get(self.version, slice(2))
+            chain, names = replace(chain, attacks=chain.attacks[kept]), ["apgd", "square"][kept]
+            if self.version == "rand":
+                chain, names = rand_chain(self.ball, rejected, self.seed), list(RAND)
+            shared = chain, names, self.verbose, self.device
+            attacks += [on_both, ForcedRejections(self.model, *shared)]
+        return attacks
 
     def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
         """Run an ensemble, with its state in a file of its own."""
@@ -254,6 +322,53 @@ class Settings:
             path = Path(self.state_folder, f"{type(attack).__name__}.state")
             path.parent.mkdir(parents=True, exist_ok=True)
         return attack.evaluate(x, y, bs=self.bs, state_path=path, sanity=False)
+
+    def worst_case(self, x: Tensor, y: Tensor, criterion: AcceptedError | None) -> WorstCaseRow:
+        """Return accepted errors at every threshold; these clean images set thresholds."""
+        if criterion is None or self.version in ("rand", "black-box"):
+            raise BadInput(f"{NO_WORST_SCORE}; leave worst-score out, or name a rejector")
+        score = as_score(criterion.rejector)
+        attack = WorstScore(self.ball, score, seed=self.seed)
+        parts = zip(*(part.split(self.bs) for part in (x, y, torch.arange(len(y)))), strict=True)
+        found = [attack(self.model, *(one.to(self.at) for one in part)).cpu() for part in parts]
+        out, attacked = self.outputs(x, y), self.outputs(torch.cat(found), y)
+        scores, right = values(score, out), (prediction(out) == y.cpu()).numpy()
+        wrong = (prediction(attacked) != y.cpu()).numpy()
+        case = WorstCase.of(scores, np.where(wrong, values(score, attacked), -np.inf))
+        name = show(score) if isinstance(score, Spec) else "the rejector"
+        return WorstCaseRow.of(case, name, scores, right, "these images, clean")
+
+    def report(
+        self, x: Tensor, y: Tensor, criterion: AcceptedError | None, rule: str, worst_score: bool
+    ) -> AuditReport:
+        """Run all attacks and checks on the test images."""
+        attacks = self.attacks(criterion)
+        worst = self.worst_case(x, y, criterion) if worst_score else None
+        results = [self.run(attack, x, y) for attack in attacks]
+        of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
+        last = min(1, len(results) - 1)  # on the classifier with its rejector, if it has one
+        first = (part[:MOST_IMAGES].to(self.at) for part in (x, y))
+        with checked(self.model, *first) as (own, some, labels):
+            near = {
+                type(attack).__name__: (attack.chain, result.x_adv[: len(some)].to(some))
+                for attack, result in zip(attacks[:2], results, strict=False)
+            }
+            before, masking = results[0].clean_labels[: len(some)], attacks[last].masking
+            given = near, before, criterion, self.bs, masking
+            checks, curve = foreign_checks(own, some, labels, *given)
+        sanity = [*checks, *(check for one in results[:2] for check in success_checks(one))]
+        sanity.append(implausible(results[last], self.ball, self.data, self.claim))
+        warnings = dict.fromkeys(sentence for one in results for sentence in one.warnings)
+        threshold = criterion.threshold if criterion is not None else None
+        assert not isinstance(threshold, OperatingPoint)
+        made = provenance(
+            self.model, (x, y), self.at, command=self.command, seed=self.seed,
+            version=self.version, batch_size=self.bs, data=self.data, threshold=threshold,
+        )  # fmt: skip
+        return AuditReport(
+            self.name, show(self.ball), rule, threshold, results[0], of_rejector[0],
+            of_rejector[1], tuple(sanity), tuple(warnings), self.claim, curve, made, x, worst,
+        )  # fmt: skip
 
 
 def audit(
@@ -297,169 +412,32 @@ def audit(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
         >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
     """
-    _check_rejector(rejector, threshold, cal)
-    settings = Settings(
-        norm, eps, check_version("audit", version, get_args(AuditVersion)), bs, seed, device,
-        state_folder, verbose,
-        name or (model if isinstance(model, str) else type(model).__name__),
-        claim, data.lower(), command, worst_score,
-    )  # fmt: skip
-    images = _whole(x, y)
-    model = settings.prepared(as_model(model), images)
-    if rejector is not None and not isinstance(rejector, Rejector | Score):
-        model, rejector = ModelWithScore(model, rejector), ModelScore()
-    bound, model = on_outputs(rejector, model)
-    if settings.version == "auto":
-        settings = replace(settings, version=_found_version(model, *images, settings.device))
-    if not isinstance(bound, Rejector | Score):
-        return _report(model, images, None, "", settings)
-    given = threshold, tpr, images, None if cal is None else _whole(*cal)
-    criterion, rule, test = _frozen_rule(model, bound, *given, settings)
-    return _report(model, test, criterion, rule, settings)
-
-
-def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
-    """Raise BadInput if the options of the rejector do not fit together."""
+    at, pair = cast(Any, (threshold, cal))
     if rejector is None and threshold is not None:
         raise BadInput("a threshold belongs to a rejector; give rejector=Con(), or leave it out")
-    if threshold is not None and not isinstance(threshold, Real):
+    if at is not None and not isinstance(at, Real):
         raise BadInput(f"the threshold must be a number, not {threshold!r}")
-    if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):
+    if cal is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise BadInput("cal must be a pair (images, labels)")
-
-
-def _report(
-    model: Model,
-    images: tuple[Tensor, Tensor],
-    criterion: AcceptedError | None,
-    rule: str,
-    settings: Settings,
-) -> AuditReport:
-    """Run all attacks and checks on the test images."""
-    attacks = _attacks(model, criterion, settings)
-    worst = _worst_case(model, *images, criterion, settings) if settings.worst_score else None
-    results = [settings.run(attack, *images) for attack in attacks]
-    of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
-    at = device_for(model, images[0], settings.device)
-    with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
-        near = {
-            type(attack).__name__: (attack.chain, result.x_adv[: len(x)].to(x))
-            for attack, result in zip(attacks[:2], results, strict=False)
-        }
-        before = results[0].clean_labels[: len(x)]
-        masking = attacks[min(1, len(attacks) - 1)].masking
-        found = foreign_checks(own, x, y, near, before, criterion, settings.bs, masking)
-    sanity = [*found.checks, *(check for result in results[:2] for check in success_checks(result))]
-    sought, (ball,) = results[min(1, len(results) - 1)], attacks[0].chain.balls()
-    sanity.append(implausible(sought, ball, settings.data, settings.claim))
-    warnings = dict.fromkeys(sentence for result in results for sentence in result.warnings)
-    threshold = criterion.threshold if criterion is not None else None
-    assert not isinstance(threshold, OperatingPoint)
-    made = provenance(
-        model, images, at, command=settings.command, seed=settings.seed, version=settings.version,
-        batch_size=settings.bs, data=settings.data, threshold=threshold,
+    name = name or (model if isinstance(model, str) else type(model).__name__)
+    task = _Audit(
+        norm, eps, version, bs, seed, device, state_folder, verbose, name, claim, data.lower(),
+        command,
     )  # fmt: skip
-    return AuditReport(
-        settings.name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
-        tuple(sanity), tuple(warnings), settings.claim, found.curve, made, images[0],
-        worst,
-    )  # fmt: skip
+    images, criterion, rule = _whole(x, y), None, ""
+    bound = task.begin(as_model(model), rejector, *images)
+    if bound is not None:
+        held_out = None if cal is None else _whole(*cal)
+        criterion, rule, images = task.freeze(bound, images, held_out, threshold, tpr)
+    return task.report(*images, criterion, rule, worst_score)
 
 
-def _worst_case(
-    model: Model, x: Tensor, y: Tensor, criterion: AcceptedError | None, settings: Settings
-) -> WorstCaseRow:
-    """Return accepted errors at every threshold; clean scores of these images set thresholds."""
-    if criterion is None or settings.version in ("rand", "black-box"):
-        raise BadInput(f"{NO_WORST_SCORE}; leave worst-score out, or name a rejector")
-    ball, score = ball_by_name(settings.norm, settings.eps), as_score(criterion.rejector)
-    attack, at = WorstScore(ball, score, seed=settings.seed), device_for(model, x, settings.device)
-    parts = zip(*(part.split(settings.bs) for part in (x, y, torch.arange(len(y)))), strict=True)
-    x_adv = torch.cat([attack(model, *(one.to(at) for one in part)).cpu() for part in parts])
-    out, attacked = (_clean_outputs(model, images, y, settings) for images in (x, x_adv))
-    scores, right = values(score, out), (prediction(out) == y.cpu()).numpy()
-    wrong = (prediction(attacked) != y.cpu()).numpy()
-    case = WorstCase.of(scores, np.where(wrong, values(score, attacked), -np.inf))
-    name = show(score) if isinstance(score, Spec) else "the rejector"
-    return WorstCaseRow.of(case, name, scores, right, "these images, clean")
-
-
-def _attacks(
-    model: Model, criterion: AcceptedError | None, settings: Settings
-) -> list[EnsembleEvaluation]:
-    """Return the ensembles of an audit: on the classifier and, with a rejector, two on both."""
-    norm, eps, seed, version = settings.norm, settings.eps, settings.seed, settings.version
-    ball, shared = ball_by_name(norm, eps), (settings.verbose, settings.device)
-    members = FAST if version == "fast" else ()
-    of_classifier = "custom" if members else version
-    attacks: list[EnsembleEvaluation] = [
-        AutoAttack(model, norm, eps, seed, shared[0], members, of_classifier, shared[1])
-    ]
-    if criterion is not None:
-        attacks.append(
-            RejectAutoAttack(model, criterion, norm, eps, seed, shared[0], version, shared[1])
-        )
-        rejected = Rejected(criterion.rejector, criterion.threshold)
-        chain = ForceRejectionEnsemble(ball, rejected, seed=seed).chain()
-        kept = {"fast": slice(1), "black-box": slice(1, 2)}.get(version, slice(2))
-        chain, names = replace(chain, attacks=chain.attacks[kept]), ["apgd", "square"][kept]
-        if version == "rand":
-            chain, names = rand_chain(ball, rejected, seed), list(RAND)
-        attacks.append(ForcedRejections(model, chain, names, *shared))
-    return attacks
-
-
-def _frozen_rule(
-    model: Model,
-    rejector: Rejector | Score,
-    threshold: float | None,
-    tpr: float,
-    images: tuple[Tensor, Tensor],
-    cal: tuple[Tensor, Tensor] | None,
-    settings: Settings,
-) -> tuple[AcceptedError, str, tuple[Tensor, Tensor]]:
-    """Return the rejector with its threshold, a sentence about it, and the images to attack."""
-    origin = "given"
-    if cal is None and (threshold is None or not isinstance(rejector, Score)):
-        cal, images = _split(images, settings.seed)
-        origin = f"a random {CAL_SHARE:.0%} of the given ones, seed {settings.seed}, not attacked"
-    fitted = ""
-    if not isinstance(rejector, Score):
-        assert cal is not None
-        half = len(cal[1]) // 2
-        fit, cal = (cal[0][:half], cal[1][:half]), (cal[0][half:], cal[1][half:])
-        rejector = rejector.fit(_clean_outputs(model, *fit, settings), fit[1].cpu())
-        fitted = f"fitted on {half} other images, "
-    text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
-    score = as_score(rejector)
-    if threshold is not None:
-        criterion = AcceptedError(_on_device(score, model, settings), float(threshold))
-        return criterion, f"{text} {fitted}must reach {threshold:.4g}, a given number", images
-    assert cal is not None
-    out, y = _clean_outputs(model, *cal, settings), cal[1].cpu()
-    right = (prediction(out) == y).numpy()
-    if not right.any():
-        raise BadInput("no calibration image is classified correctly; give a threshold")
-    scores = score(out).detach().double().numpy()
-    at = float(TPR(tpr).threshold(scores, right))
-    accepted = int((scores[right] >= at).sum())
-    few = "; so few images fix it only roughly" if right.sum() < FEW_CORRECT else ""
-    sentence = (
-        f"{text} {fitted}must reach {at:.4g}, which accepts {accepted} of {right.sum()} correct "
-        f"predictions ({tpr:.0%} asked) on {len(right)} held-out clean images ({origin}){few}; "
-        "frozen before any attack"
-    )
-    return AcceptedError(_on_device(score, model, settings), at), sentence, images
-
-
-def _whole(x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
+def _whole(x: Any, y: Any = None) -> Images:
     parts = list(image_parts(x, y))
     return torch.cat([part for part, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
-def _split(
-    images: tuple[Tensor, Tensor], seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _split(images: Images, seed: int) -> tuple[Images, Images]:
     """Return calibration images and the others, which keep their order."""
     x, y = images
     count = int(CAL_SHARE * len(y))
@@ -470,29 +448,3 @@ def _split(
     order = permutation(seed, len(y), stream=0).to(y.device)
     cal, test = order[:count].sort().values, order[count:].sort().values
     return (x[cal], y[cal]), (x[test], y[test])
-
-
-def _found_version(
-    model: Model, x: Tensor, y: Tensor, device: str | torch.device | None
-) -> AuditVersion:
-    """Return the version for a function of arrays, for a randomised model or for another one."""
-    at = device_for(model, x, device)
-    with checked(model, x[:ASKED].to(at), y[:ASKED].to(at)) as (own, images, _):
-        if isinstance(own.model, QueryModel):
-            return "black-box"
-        return "rand" if is_random(own, images) else "standard"
-
-
-def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Output:
-    """Return the outputs for clean images, on the CPU; the images move batch by batch."""
-    check_batch(x, y)
-    at = device_for(model, x, settings.device)
-    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_):
-        return outputs_in_batches(own, x, settings.bs, at)
-
-
-def _on_device(score: Score, model: Model, settings: Settings) -> Score:
-    """Return the score with its buffers where the model is."""
-    if isinstance(score, nn.Module):
-        score.to(device_for(model, torch.empty(0), settings.device))
-    return score

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.audits.verdict import verdict_of
-from demur.metrics import BoolArray, Interval, wilson
+from demur.metrics import Interval, wilson
 from demur.sanity import CheckResult, Flag
 from demur.sanity.grades import Grade, Verdict
 
@@ -41,16 +41,8 @@ class Counts(NamedTuple):
     accepted_wrong: float
     rejected: float
 
-    @staticmethod
-    def of(right: BoolArray, accepted: BoolArray) -> "Counts":
-        """Count the images by whether they are classified correctly and accepted, N each."""
-        return Counts(
-            int((accepted & right).sum()), int((accepted & ~right).sum()), int((~accepted).sum())
-        )
-
     @property
     def n(self) -> int:
-        """The number of images."""
         return round(sum(self))
 
     def share(self, kind: str) -> float:
@@ -58,21 +50,13 @@ class Counts(NamedTuple):
         return float(getattr(self, kind)) / self.n
 
     def interval(self, kind: str) -> Interval:
-        """Wilson interval of that share, at 95%.
-
-        For a randomised model it is wider than need be: it holds for a single pass.
-        """
+        """Wilson interval of that share, at 95%; too wide for the mean of a randomised model."""
         return wilson(getattr(self, kind), self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts, shares and intervals as JSON values."""
         return {
-            kind: {
-                "count": getattr(self, kind),
-                "share": self.share(kind),
-                "interval": list(self.interval(kind)),
-            }
-            for kind in KINDS
+            kind: {"count": count, "share": self.share(kind), "interval": [*self.interval(kind)]}
+            for kind, count in self._asdict().items()
         }
 
 
@@ -146,9 +130,7 @@ class EnsembleResult:
     @property
     def clean(self) -> Counts:
         """Images by decision without an attack; the mean over passes of a randomised model."""
-        if self.passes > 1:
-            return self._mean(self.clean_kinds)
-        return _counts(self.clean_labels, self.clean_accepted, self.y)
+        return self._counts(self.clean_labels, self.clean_accepted, self.clean_kinds)
 
     @property
     def attacked(self) -> Counts:
@@ -156,12 +138,19 @@ class EnsembleResult:
 
         These passes are not those that chose the adversarial examples.
         """
-        return self._mean(self.kinds) if self.passes > 1 else self.majority
+        return self._counts(self.labels, self.accepted, self.kinds)
 
     @property
     def majority(self) -> Counts:
         """Images under the attack by the majority vote of the passes."""
-        return _counts(self.labels, self.accepted, self.y)
+        return self._counts(self.labels, self.accepted)
+
+    def _counts(self, labels: Tensor, accepted: Tensor, kinds: Tensor | None = None) -> Counts:
+        if kinds is not None and self.passes > 1:
+            return Counts(*(int(total) / self.passes for total in kinds.sum(0)))
+        right = labels == self.y
+        decisions = (accepted & right, accepted & ~right, ~accepted)
+        return Counts(*(int(decided.sum()) for decided in decisions))
 
     @property
     def passes_note(self) -> str:
@@ -175,9 +164,6 @@ class EnsembleResult:
             f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}, and "
             f"{never} are in no pass {'an accepted error' if self.rejects else 'wrong'}"
         )
-
-    def _mean(self, kinds: Tensor) -> Counts:
-        return Counts(*(int(total) / self.passes for total in kinds.sum(0)))
 
     @property
     def unbroken(self) -> int:
@@ -209,7 +195,6 @@ class EnsembleResult:
 
     @property
     def grade(self) -> Grade:
-        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
         return self.verdict.grade
 
     @property
@@ -220,12 +205,9 @@ class EnsembleResult:
     def to_numpy(self) -> NDArray[np.void]:
         """Return one row per image, as a structured array."""
         columns = {
-            "y": self.y,
-            "clean_label": self.clean_labels,
-            "clean_accepted": self.clean_accepted,
-            "label": self.labels,
-            "accepted": self.accepted,
-        }
+            "y": self.y, "clean_label": self.clean_labels, "clean_accepted": self.clean_accepted,
+            "label": self.labels, "accepted": self.accepted,
+        }  # fmt: skip
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         arrays["broken_by"] = np.array(self.broken_by)
         if self.passes > 1:
@@ -284,15 +266,12 @@ def joined(parts: Sequence[EnsembleResult]) -> EnsembleResult:
         for one in zip(*(part.members for part in parts), strict=True)
         if any(one[0].name in part.seconds for part in parts)
     ]
-    tensors: dict[str, Any] = {
-        name: torch.cat([getattr(part, name) for part in parts]) for name in PER_IMAGE
-    }
+    tensors: Any = {name: torch.cat([getattr(one, name) for one in parts]) for name in PER_IMAGE}
     return replace(
         parts[0], members=tuple(members), seconds={one.name: one.seconds for one in members},
         broken_by=tuple(name for part in parts for name in part.broken_by),
         warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
-        unconfirmed=sum(part.unconfirmed for part in parts),
-        **tensors,
+        unconfirmed=sum(part.unconfirmed for part in parts), **tensors,
     )  # fmt: skip
 
 
@@ -310,10 +289,10 @@ def closing_lines(
     flags = [flag for check in checks for flag in check.flags]
     for flag in flags:
         yield from entry("flag", f"{flag.kind}: {flag.observed}")
-    passed = [check.kind for check in checks if not check.flags and not check.missing]
+    passed = sum(not check.flags and not check.missing for check in checks)
     count = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
     if checks:
-        yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
+        yield from entry("sanity", f"{count}; {passed} of {len(checks)} checks passed")
     for check in checks:
         if check.missing:
             yield from entry("not checked", f"{check.kind}, which needs {check.missing}")
@@ -333,14 +312,6 @@ def entry(name: str, text: str) -> list[str]:
 def sanity_json(checks: Sequence[CheckResult]) -> list[dict[str, Any]]:
     """Return the results of checks as JSON values."""
     return [
-        {
-            "check": check.kind,
-            "flags": [flag.to_json() for flag in check.flags],
-            "missing": check.missing,
-        }
-        for check in checks
+        {"check": one.kind, "flags": [flag.to_json() for flag in one.flags], "missing": one.missing}
+        for one in checks
     ]
-
-
-def _counts(labels: Tensor, accepted: Tensor, y: Tensor) -> Counts:
-    return Counts.of((labels == y).cpu().numpy(), accepted.cpu().numpy())

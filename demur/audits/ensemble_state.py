@@ -63,12 +63,8 @@ class EnsembleState:
     def load(self, start: ChainState, bs: int) -> ChainState:
         """Return the state of the file, or `start` if there is no file.
 
-        Args:
-            start: The state before the first attack.
-            bs: The batch size of the forward passes that confirm successes.
-
-        Raises:
-            BadInput: The file is damaged or belongs to another evaluation. It stays as it is.
+        Successes are confirmed in batches of `bs`. Raises BadInput if the file is damaged or
+        belongs to another evaluation; it stays as it is.
         """
         if self.path is None or not self.path.exists():
             return start
@@ -85,11 +81,7 @@ class EnsembleState:
                 raise_damaged(self.path)
         x_adv, value, broken, tried = (stored[name].to(start.x_adv.device) for name in PROGRESS)
         state = replace(start, x_adv=x_adv, value=value, broken_by=broken, tried=tried)
-        return self._confirmed(state, start, bs)
-
-    def _confirmed(self, state: ChainState, start: ChainState, bs: int) -> ChainState:
-        """The stored state, with images back at the start whose success is not confirmed."""
-        members, broken, tried = len(self.chain.attacks), state.broken_by, state.tried
+        members = len(self.chain.attacks)
         valid = (broken >= BROKEN_CLEAN) & (broken < members) & (tried >= 0) & (tried <= members)
         if not bool((valid & self.chain.inside(self.batch.x, state.x_adv)).all()):
             raise_damaged(self.path)
@@ -138,23 +130,21 @@ def _keys(chain: Chain, model: CheckedModel, batch: AttackBatch) -> dict[str, Te
     outputs = [("logits", out.logits), ("aux", out.aux)]
     if not all(map(torch.allclose, out, again)):  # random outputs identify no model
         outputs, scores = [], []
+    outputs, scores = (
+        [(name, part.double().round(decimals=4)) for name, part in named]
+        for named in (outputs, scores)
+    )
     module = model.model
-    weights = module.state_dict().items() if isinstance(module, nn.Module) else ()
-    tensors = {  # outputs depend on the images, scores on the outputs
-        "images": [("x", batch.x), ("y", batch.y)],
-        "weights or outputs of the model": [*weights, *_rounded(outputs)],
-        "attacks": _rounded(scores),
+    weights = module.state_dict() if isinstance(module, nn.Module) else {}
+    digests = {  # outputs depend on the images, scores on the outputs
+        "images": tensor_digest({"x": batch.x, "y": batch.y}),
+        "weights or outputs of the model": tensor_digest(weights | dict(outputs)),
+        "attacks": tensor_digest(dict(scores), digest(chain)),
     }
-    text = {"attacks": digest(chain)}
-    return {KEY_PREFIX + name: _digest(text.get(name, ""), tensors[name]) for name in tensors}
-
-
-def _rounded(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return [(name, part.double().round(decimals=4)) for name, part in named]
-
-
-def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
-    return torch.tensor(list(tensor_digest(dict(named), text)), dtype=torch.uint8)
+    return {
+        KEY_PREFIX + name: torch.tensor([*found], dtype=torch.uint8)
+        for name, found in digests.items()
+    }
 
 
 def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
@@ -170,8 +160,7 @@ class MemberProgress:
     """Images that one attack has finished, and the time left, on standard output."""
 
     def __init__(self, name: str, total: int, verbose: bool) -> None:
-        self.name, self.total, self.verbose = name, total, verbose
-        self.finished = 0  # images
+        self.name, self.total, self.verbose, self.finished = name, total, verbose, 0
         self.started = self.written = monotonic()
         self._bar: Bar | None = None
         self._stack = ExitStack()

@@ -9,7 +9,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -44,7 +44,7 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import is_random, success_checks
+from demur.audits.flags import is_random, masking_checks, success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
@@ -72,22 +72,13 @@ from demur.spec import show
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
-class PartOptions(NamedTuple):
-    """How to attack images that fit into memory."""
-
-    bs: int
-    state_path: str | Path | None = None
-    first: int = 0  # the position of the first image among all
-    sanity: bool = False
-    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
-
-
 class PartRun(NamedTuple):
-    """What the attacks on one part of the images share."""
+    """What the attacks on images that fit into memory share."""
 
     model: CheckedModel
     batch: AttackBatch
-    options: PartOptions
+    bs: int
+    skip_without_gradient: bool  # skip members that need a gradient which is missing
     chain_state: ChainState
     state: EnsembleState
     seconds: dict[str, float]  # of each attack that ran
@@ -108,7 +99,7 @@ class EnsembleEvaluation:
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
-        self.on_masking = on_masking or OnMasking()
+        self.on_masking = on_masking or OnMasking(chain)
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         model = self.model = as_model(model)
         self.passes = 1  # that decide on an image, more for a randomised model
@@ -147,7 +138,7 @@ class EnsembleEvaluation:
                 another model, other images or other attacks raises BadInput and is kept.
         """
         x_orig = pixels_of(x_orig)
-        part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
+        part = self._attack(x_orig, y_orig, bs, state_path)
         x_adv = part.x_adv.to(x_orig.device)
         return (x_adv, part.labels.to(y_orig)) if return_labels else x_adv
 
@@ -186,8 +177,8 @@ class EnsembleEvaluation:
             parts, count = list[EnsembleResult](), 0
             for number, (images, labels) in enumerate(image_parts(x, y)):
                 path = state_path and (f"{state_path}.{number}" if number else state_path)
-                options = PartOptions(bs, path, count, sanity and not number, True)
-                part = self._attack(images, labels, options)
+                first_sanity = sanity and not number
+                part = self._attack(images, labels, bs, path, count, first_sanity, skip=True)
                 count += len(labels)
                 x_adv = part.x_adv.to(images.device)
                 if writer is not None:
@@ -202,49 +193,54 @@ class EnsembleEvaluation:
 
     @property
     def title(self) -> str:
-        """The name of the ensemble in a result."""
         return type(self).__name__
 
-    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> EnsembleResult:
-        """Run all attacks on images that fit into memory."""
-        bs = _batch_size(options.bs)
+    def _attack(
+        self, x_orig: Tensor, y_orig: Tensor, bs: Any, path: str | Path | None,
+        first: int = 0, sanity: bool = False, skip: bool = False,
+    ) -> EnsembleResult:  # fmt: skip
+        """Run all attacks on images that fit into memory; `first` is the position of the first."""
+        if not (isinstance(bs, int) and bs >= 1):
+            raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
         check_batch(x_orig, y_orig)
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
-            if not options.first:  # the first images decide for all parts
+            device, given = device_for(self.model, x_orig, self.device), self.model
+            x, y = x_orig.to(device), y_orig.to(device)
+            if self.on_masking.rule is None:  # else the threshold is of the outputs as they are
+                given = with_logits(given, x, y)
+            model, x, y = stack.enter_context(checked(given, x, y))
+            if not first:  # the first images decide for all parts
                 random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
-            index = options.first + torch.arange(len(x)).to(y)
+            index = first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
-            state = EnsembleState(options.state_path, self._members()[0], model, batch)
+            state = EnsembleState(path, self._members()[0], model, batch)
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            part = PartRun(model, batch, options, chain_state, state, {})
+            part = PartRun(model, batch, bs, skip, chain_state, state, {})
             for member in range(len(self.chain.attacks)):
                 warnings += self._run(member, part, batch)
             warnings += self._run_on_masking(part)
-            attacked = decide_by_passes(
-                model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
-            )
-            checks = list[CheckResult]()
-            if options.sanity:
-                checks = self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
-            result = self._part(part, y.cpu(), clean, attacked)
-            return replace(result, sanity=tuple(checks), warnings=tuple(dict.fromkeys(warnings)))
+            result = self._part(part, y.cpu(), clean)
+            if sanity:
+                near, rule = {type(self).__name__: (self.chain, result.x_adv)}, self.on_masking.rule
+                checks, _ = foreign_checks(model, x, y, near, clean.labels, rule, bs, self.masking)
+                result = replace(result, sanity=tuple(checks))
+            return replace(result, warnings=tuple(dict.fromkeys(warnings)))
 
-    def _part(
-        self, part: PartRun, y: Tensor, clean: Decisions, attacked: Decisions
-    ) -> EnsembleResult:
+    def _part(self, part: PartRun, y: Tensor, clean: Decisions) -> EnsembleResult:
         """Return what the attacks found on images that fit into memory."""
         (chain, names), criterion = self._members(), self.chain.criterion
-        broken_by, (ball,) = part.chain_state.broken_by.cpu(), self.chain.attacks[0].balls()
+        at = part.chain_state.x_adv, part.batch.y, part.bs
+        attacked = decide_by_passes(part.model, criterion, *at, self.passes)
+        broken_by, ball = part.chain_state.broken_by.cpu(), self.on_masking.ball
         left, blind = broken_by == NOT_BROKEN, self.on_masking.attacks
         members = tuple(
             Member(
@@ -268,16 +264,6 @@ class EnsembleEvaluation:
             kinds=attacked.kinds, clean_kinds=clean.kinds,
         )  # fmt: skip
 
-    def _checked(
-        self, x: Tensor, y: Tensor
-    ) -> AbstractContextManager[tuple[CheckedModel, Tensor, Tensor]]:
-        """Return the checked model and the images on its device, as `checked` does."""
-        device = device_for(self.model, x, self.device)
-        x, y = x.to(device), y.to(device)
-        if isinstance(self.chain.criterion, RuleCriterion):  # its threshold is of the outputs
-            return checked(self.model, x, y)
-        return checked(with_logits(self.model, x, y), x, y)
-
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
     ) -> list[str]:
@@ -295,19 +281,21 @@ class EnsembleEvaluation:
 
     def _run_on_masking(self, part: PartRun) -> list[str]:
         """Run the attacks on masking if there are signs of it; return warnings."""
-        masking, after, first = self.on_masking, len(self.chain.attacks), slice(FINGERPRINT_IMAGES)
+        masking, after = self.on_masking, len(self.chain.attacks)
         signs = square_signs(self.names, part.chain_state)
         needed = bool(masking.attacks) and len(part.chain_state.remaining(after)) > 0
         if needed:
             if self.masking is None:
-                self.masking = masking.checks(part.model, part.batch.x[first], part.batch.y[first])
+                self.masking = masking_checks(
+                    part.model, part.batch.x, part.batch.y, masking.ball, masking.rule
+                )
             signs = [*(check.kind for check in self.masking if check.flags), *signs]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(masking.attacks, after):
             if needed and (signs or (name == SURROGATE and masking.surrogate is not None)):
                 started, size = perf_counter(), len(part.batch.x)
                 with MemberProgress("student", size, self.verbose) as bar, bar.batch(1):
-                    own = masking.batch(name, part.model, part.batch, part.options.bs)
+                    own = masking.batch(name, part.model, part.batch, part.bs)
                 warnings += self._run(member, part, own)
                 part.seconds[name] = perf_counter() - started
         return warnings
@@ -318,12 +306,12 @@ class EnsembleEvaluation:
         started, name, chain_state = perf_counter(), names[member], part.chain_state
         remaining, part.seconds[name] = chain_state.remaining(member), 0.0
         with MemberProgress(name, len(remaining), self.verbose) as progress:
-            for rows in remaining.split(part.options.bs):
+            for rows in remaining.split(part.bs):
                 try:
                     with progress.batch(len(rows)):
                         chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
-                    if not part.options.skip_without_gradient:
+                    if not part.skip_without_gradient:
                         raise
                     return [_warn(f"{name} was skipped: {error}")]
                 raise_deferred()
@@ -334,20 +322,11 @@ class EnsembleEvaluation:
         self._log(f"after {name}: {self._summary(chain_state)} ({part.seconds[name]:.1f} s)")
         return []
 
-    def _sanity(
-        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, before: Tensor, bs: int
-    ) -> list[CheckResult]:
-        criterion = self.chain.criterion
-        rule = criterion if isinstance(criterion, RuleCriterion) else None
-        attacked = {type(self).__name__: (self.chain, x_adv)}
-        return foreign_checks(model, x, y, attacked, before, rule, bs, self.masking).checks
-
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
-        what = "are robust"
-        if isinstance(self.chain.criterion, RuleCriterion):
-            is_error = isinstance(self.chain.criterion, AcceptedError)
-            what = "have no accepted error" if is_error else "are not rejected"
+        what = "are robust" if self.on_masking.rule is None else "are not rejected"
+        if isinstance(self.chain.criterion, AcceptedError):
+            what = "have no accepted error"
         return f"{100 * robust / count:.2f}% of {count} images {what}"
 
     def _log(self, sentence: str) -> None:
@@ -422,7 +401,7 @@ class AutoAttack(EnsembleEvaluation):
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
         else:
             names, chain = list(spec.members()), spec.chain()
-        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        on_masking = OnMasking(chain, version, seed, surrogate)
         super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
     @property
@@ -476,8 +455,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         engine: str = "auto",
         surrogate: Model | None = None,
     ) -> None:
-        known: tuple[RejectVersion, ...] = get_args(RejectVersion)
-        chosen = check_version("RejectAutoAttack", version, known)
+        chosen: RejectVersion = check_version("RejectAutoAttack", version, get_args(RejectVersion))
         if not isinstance(getattr(criterion, "threshold", None), float):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
@@ -487,11 +465,5 @@ class RejectAutoAttack(EnsembleEvaluation):
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
         chain, names = spec.chain(), list(spec.members())
-        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        on_masking = OnMasking(chain, version, seed, surrogate)
         super().__init__(model, chain, names, verbose, device, engine, on_masking)
-
-
-def _batch_size(bs: Any) -> int:
-    if isinstance(bs, int) and bs >= 1:
-        return bs
-    raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")

@@ -87,14 +87,7 @@ class Answers:
         return torch.cat([column.to(x) for column in columns], 1) / self.scales
 
     def labels(self, answers: Tensor) -> Tensor:
-        """Return the predictions, N."""
         return answers[:, : self.classes].argmax(1)
-
-    def thresholds(self) -> Tensor:
-        """Return the thresholds of the scores in the units of the answers, S."""
-        return (
-            torch.tensor([t for _, t in self.pairs]).to(self.scales) / self.scales[self.classes :]
-        )
 
 
 def model_checks(
@@ -103,15 +96,8 @@ def model_checks(
 ) -> list[CheckResult]:  # fmt: skip
     """Return the checks that ask the model about ASKED clean images and adversarial examples.
 
-    Args:
-        model: The attacked model.
-        x: Clean images, N, C, H, W.
-        y: True labels, N.
-        x_adv: Adversarial examples, N, C, H, W.
-        ball: The ball of the attacks.
-        rule: The rejector and its thresholds; None for a classifier.
-        before: Predictions for the clean images before the attacks, N.
-        masking: What `masking_checks` returned before; None makes these checks now.
+    `before` are the predictions for the clean images before the attacks, and `masking` is what
+    `masking_checks` returned before; None makes these checks now.
     """
     x, y, x_adv = x[:ASKED], y[:ASKED], x_adv[:ASKED]
     if masking is None:
@@ -125,7 +111,7 @@ def model_checks(
     changes = CheckResult(CHANGE, missing="a model whose outputs repeat")
     if drawn is model:
         changes = _changes(answers, model, x, x_adv, before[:ASKED].to(y))
-    elif _differ(*_repeated(answers, x[:ALONE], answers(x[:ALONE]))).any():
+    elif _differ(_repeated(answers, x[:ALONE], first := answers(x[:ALONE])), first).any():
         changes = CheckResult(CHANGE, (REMEMBERS,))
     return [*masking, changes, _stuck(drawn, answers, x, y, x_adv, ball)]
 
@@ -135,8 +121,7 @@ def masking_checks(
 ) -> list[CheckResult]:
     """Return the checks for masked gradients at clean images: wrong slopes and jumps.
 
-    A randomised model is checked with the same draw in all passes, for several draws. The arguments
-    are those of `model_checks`.
+    A randomised model is checked with the same draw in all passes, for several draws.
     """
     x, y = x[:ASKED], y[:ASKED]
     drawn = with_same_draw(model, x)
@@ -199,12 +184,12 @@ def _wrong_slopes(
 ) -> Iterator[Flag]:
     """Yield flags where a step along the gradient does not do what the gradient predicts."""
     objectives: list[tuple[str, Objective]] = [("the logit margin", UntargetedMargin())]
-    count = len(rule.accept_rule.pairs) if rule else 0
     if rule is not None:
+        count = len(rule.accept_rule.pairs)
         objectives += [("the score", SingleMargin(rule, 1 + k)) for k in range(count)]
-    target, slopes = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
+    given = torch.full_like(y, ANY), x.new_ones(len(x), len(objectives))
     for name, objective in objectives:
-        inputs = (target, slopes) if isinstance(objective, SingleMargin) else ()
+        inputs = given if isinstance(objective, SingleMargin) else ()
         try:
             grad, before, _ = model.gradient(objective, x, y, *inputs)
         except NoGradientError:
@@ -269,7 +254,8 @@ def _crossings(answers: Answers, x: Tensor, clean: Tensor) -> Iterator[tuple[str
         new = answers.labels(high)
         jump = step.gather(1, own[:, None]) - step.gather(1, new[:, None])
         yield "the logit margin", int((jump[:, 0].abs() > TOLERANCE).sum()), len(rows)
-    for column, t in enumerate(answers.thresholds(), answers.classes):
+    thresholds = torch.tensor([t for _, t in answers.pairs]).to(answers.scales)
+    for column, t in enumerate(thresholds / answers.scales[answers.classes :], answers.classes):
         accepted = clean[:, column] >= t
         ends = torch.cat((x[~accepted], (x + x.roll(1, 0)) / 2, torch.full_like(x[:1], 0.5)))
         ends = ends[answers(ends)[:, column] < t]
@@ -310,7 +296,7 @@ def _changes(
         "asked alone": (single, expected[-ALONE:]),
         "in reverse order": (answers(both.flip(0)).flip(0), expected),
         "in half of the batch": (answers(both[::2]), expected[::2]),
-        "asked again": _repeated(answers, both[-ALONE:], expected[-ALONE:]),
+        "asked again": (_repeated(answers, both[-ALONE:], expected[-ALONE:]), expected[-ALONE:]),
     }
     counts = {name: int(_differ(*pair).sum()) for name, pair in found.items()}
     relabelled = {"than before the attacks": (answers.labels(answers(x)), before)}
@@ -340,8 +326,7 @@ def _stuck(
     model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
 ) -> CheckResult:
     """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
-    right, still_right = (answers.labels(answers(part)) == y for part in (x, x_adv))
-    broken = right & ~still_right
+    broken = (answers.labels(answers(x)) == y) & (answers.labels(answers(x_adv)) != y)
     moved, rising, flipped = x, torch.zeros_like(y), ~broken
     last = torch.full_like(x[:, 0, 0, 0], torch.inf)
     for _ in range(PLAIN_STEPS if broken.any() else 0):
@@ -364,14 +349,12 @@ def _stuck(
     return CheckResult(STUCK, (flag,) if count > max(2, STUCK_SHARE * of) else ())
 
 
-def _repeated(answers: Answers, x: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first answers among many that differ from the expected ones, and these."""
-    again = expected
+def _repeated(answers: Answers, x: Tensor, expected: Tensor) -> Tensor:
+    """Return the first answers among many that differ from the expected ones."""
     for _ in range(REPEATS):  # a model that counts its calls changes after some of them
-        again = answers(x)
-        if _differ(again, expected).any():
-            break
-    return again, expected
+        if _differ(again := answers(x), expected).any():
+            return again
+    return expected
 
 
 def _in_float64(model: CheckedModel, x: Tensor) -> Tensor | None:

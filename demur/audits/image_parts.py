@@ -5,7 +5,6 @@ for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -23,22 +22,25 @@ from demur.output import as_output, prediction
 PART_BYTES = 2**28  # of the images of a part, in fp32
 
 
-def image_parts(
-    x: Any, y: Any = None, most_bytes: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images (N, C, H, W, floats) and labels (N, int64) part by part, in their order.
+def image_parts(x: Any, y: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images (N, C, H, W, floats) and labels (N, int64) in parts of about PART_BYTES.
 
     Args:
         x: Images: a tensor or a NumPy array (uint8 values are divided by 255), or an iterable of
             batches (images, labels) such as a DataLoader, which must keep its order.
         y: Labels: a tensor or an array; None if x yields them.
-        most_bytes: The size of a part; by default PART_BYTES.
     """
-    most_bytes = most_bytes or PART_BYTES
     if isinstance(x, Tensor | np.ndarray):
         if y is None:
             raise BadInput("labels are missing; give evaluate(x, y)")
-        yield from _array_parts(x, y, most_bytes)
+        labels = _labels(y)
+        if len(labels) != len(x):
+            raise BadInput(
+                f"there are {len(x)} images, but {len(labels)} labels; give one per image"
+            )
+        size = max(1, PART_BYTES // max(1, 4 * int(np.prod(x.shape[1:]))))
+        for begin in range(0, max(1, len(x)), size):
+            yield as_batch(x[begin : begin + size], labels[begin : begin + size])
         return
     if y is not None and isinstance(x, Iterable) and not isinstance(x, str | bytes | dict | list):
         raise BadInput(f"{type(x).__name__} yields images and labels; leave y out")
@@ -47,22 +49,11 @@ def image_parts(
             "images must be a tensor or a NumPy array with labels, or an iterable of batches "
             f"(images, labels) such as a DataLoader, not {type(x).__name__}"
         )
-    yield from _joined(x, most_bytes)
+    yield from _joined(x)
 
 
-def _array_parts(
-    x: "Tensor | np.ndarray[Any, Any]", y: Any, most_bytes: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    labels = _labels(y)
-    if len(labels) != len(x):
-        raise BadInput(f"there are {len(x)} images, but {len(labels)} labels; give one per image")
-    size = max(1, most_bytes // max(1, 4 * int(np.prod(x.shape[1:]))))
-    for begin in range(0, max(1, len(x)), size):
-        yield as_batch(x[begin : begin + size], labels[begin : begin + size])
-
-
-def _joined(batches: Iterable[Any], most_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches joined to parts of at most `most_bytes`, or single batches above it."""
+def _joined(batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches joined to parts of at most PART_BYTES, or single batches above it."""
     waiting, size = list[tuple[Tensor, Tensor]](), 0
     for batch in batches:
         if isinstance(batch, Mapping):
@@ -74,19 +65,14 @@ def _joined(batches: Iterable[Any], most_bytes: int) -> Iterator[tuple[Tensor, T
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise BadInput("each batch must be a pair (images, labels)")
         x, y = as_batch(batch[0], batch[1])
-        if waiting and size + 4 * x.numel() > most_bytes:
-            yield _concatenated(waiting)
+        if waiting and size + 4 * x.numel() > PART_BYTES:
+            yield as_batch(*map(torch.cat, zip(*waiting, strict=True)))
             waiting, size = [], 0
         waiting.append((x, y))
         size += 4 * x.numel()
     if not waiting:
         raise BadInput("there are no images; give at least one batch")
-    yield _concatenated(waiting)
-
-
-def _concatenated(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    x, y = zip(*batches, strict=True)
-    return torch.cat(x), torch.cat(y)
+    yield as_batch(*map(torch.cat, zip(*waiting, strict=True)))
 
 
 def as_batch(x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -99,7 +85,6 @@ def as_batch(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def _labels(y: Any) -> Tensor:
-    """Return labels as a tensor with one axis at least."""
     try:
         labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
     except (TypeError, ValueError):
@@ -183,12 +168,11 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         with torch.no_grad():
             out = as_output(model(images))
             labels = prediction(out)
+            found = [labels, torch.ones_like(labels, dtype=torch.bool)]
             if isinstance(criterion, RuleCriterion):
                 rule = criterion.accept_rule
-                accepted, scores = rule.accepted(out), [score(out) for score, _ in rule.pairs]
-            else:
-                accepted, scores = torch.ones_like(labels, dtype=torch.bool), []
-        parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
+                found = [labels, rule.accepted(out), *(score(out) for score, _ in rule.pairs)]
+        parts.append([column.cpu() for column in found])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
 
@@ -225,8 +209,7 @@ def device_for(
     """Return the given device, else that of the images; for images on the CPU the model's."""
     if device is not None or x.device.type != "cpu" or not isinstance(model, nn.Module):
         return device or x.device
-    tensors = chain(model.parameters(), model.buffers())
-    found = next((tensor.device for tensor in tensors), x.device)
+    found = next((one.device for one in (*model.parameters(), *model.buffers())), x.device)
     if found.type == "meta":
         raise BadInput("the model has no weights (device meta); load its weights first")
     return found

@@ -22,12 +22,10 @@ LabelledImages = tuple[Any, Any]  # images N, C, H, W and labels N, as arrays or
 def audit_images(
     data: str, n: int | None, size: int | None = None
 ) -> tuple[LabelledImages, LabelledImages | None]:
-    """Return test images with labels, and calibration images if the data have them.
+    """Return the first n test images with labels, and calibration images if the data have them.
 
-    Args:
-        data: An .npz file with x and y, a folder with one folder per class, or a data set.
-        n: The number of images, from the first; None takes all.
-        size: The side in pixels to which images of a folder are resized; None keeps their size.
+    The data are an .npz file with x and y, a folder with one folder per class, whose images are
+    resized to `size`, a side in pixels, or a data set.
     """
     if n is not None and n < 1:
         raise BadInput(f"--n is {n}; give at least 1")
@@ -43,13 +41,12 @@ def audit_images(
 
 
 def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
-    path = Path(data)
-    if not path.is_file():
+    if not Path(data).is_file():
         raise BadInput(f"{data} is no file; name an .npz file with x and y")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(data):
         raise BadInput(f"{data} is no .npz file; write one with numpy.savez(file, x=x, y=y)")
     try:
-        with np.load(path) as arrays:
+        with np.load(data) as arrays:
             found = {name: arrays[name] for name in arrays.files}
     except Exception as error:
         raise BadInput(f"{data} cannot be read as .npz: {error}") from None
@@ -83,18 +80,13 @@ def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | N
 def _folder(
     data: str, n: int | None, size: int | None
 ) -> tuple[LabelledImages, LabelledImages | None]:
-    """Return the images of a folder; with folders of splits those of test and of cal.
-
-    Without n all are read in their order. With n they are drawn evenly over that order, which
-    goes class by class.
-    """
+    """Return the images of a folder, n drawn evenly over the classes; with splits test and cal."""
     source = open_source(data)
-    classes = {
-        name: number for number, name in enumerate(sorted({e.label for e in source.entries}))
-    }
+    names = sorted({entry.label for entry in source.entries})
+    classes = {name: number for number, name in enumerate(names)}
+    splits = [entry.split for entry in source.entries]
     rows = {
-        split: [i for i, entry in enumerate(source.entries) if entry.split == split]
-        for split in ("test", "cal", None)
+        at: [i for i, split in enumerate(splits) if split == at] for at in ("test", "cal", None)
     }
     test = rows["test"] or rows[None]
     if not test:

@@ -4,22 +4,17 @@
 HopSkipJump, RayS and a surrogate.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
-from torch import Tensor
-
-from demur.attacks import APGD, Attack, Criterion, Misclassified
+from demur.attacks import APGD, Attack
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.autoattack import NOT_BROKEN, Chain, ChainState, decision_attacks
-from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
-from demur.audits.flags import MASKED_SHARE, masking_checks
+from demur.audits.flags import MASKED_SHARE
 from demur.errors import BadInput
-from demur.sanity.evidence import CheckResult
 
 COMPLETE = ("standard", "plus")  # versions after which the attacks on masking run
 SURROGATE = "surrogate"  # the attack with the gradients of another net
@@ -28,50 +23,35 @@ SURROGATE = "surrogate"  # the attack with the gradients of another net
 class OnMasking:
     """The attacks that run after a chain where gradients may be masked, by name.
 
-    The attack SURROGATE uses the gradients of the given net, and then runs without signs too, or of
-    a student, which is trained on the first images that need it.
+    All run after a complete version. SURROGATE uses the gradients of the given net, and then runs
+    after every version and without signs, or of a student, which is trained on the first images
+    that need it.
     """
 
     def __init__(
-        self,
-        ball: Ball | None = None,
-        criterion: Criterion = Misclassified(),
-        attacks: Mapping[str, Attack] | None = None,
-        surrogate: Model | None = None,
+        self, chain: Chain, version: str = "", seed: int = 0, surrogate: Model | None = None
     ) -> None:
-        self.ball, self.criterion, self.attacks = ball, criterion, dict(attacks or {})
-        self.surrogate, self.student = surrogate, surrogate
-
-    @classmethod
-    def after(cls, chain: Chain, version: str, seed: int, surrogate: Model | None) -> Self:
-        """Return the attacks after a version: all after a complete one, else a given net's."""
         given: Any = surrogate
         if given is not None and not callable(given):
             raise BadInput(f"surrogate must be a net from images to logits, not {given!r}")
-        (ball,), criterion = chain.balls(), chain.criterion
-        found = decision_attacks(ball, criterion, seed) if version in COMPLETE else {}
+        (self.ball,), self.criterion, self.seed = chain.attacks[0].balls(), chain.criterion, seed
+        self.rule = self.criterion if isinstance(self.criterion, RuleCriterion) else None
+        self.attacks = dict[str, Attack]()
+        if version in COMPLETE:
+            self.attacks |= decision_attacks(self.ball, self.criterion, seed)
         if version in COMPLETE or given is not None:
-            rejects = isinstance(criterion, RuleCriterion) and given is None
-            objective = OutcomeMargin(criterion, rejects)
-            found[SURROGATE] = APGD(
-                ball, restarts=5, objective=objective, criterion=criterion, seed=seed
+            objective = OutcomeMargin(self.criterion, self.rule is not None and given is None)
+            self.attacks[SURROGATE] = APGD(
+                self.ball, restarts=5, objective=objective, criterion=self.criterion, seed=seed
             )
-        return cls(ball, criterion, found, surrogate)
-
-    def checks(self, model: CheckedModel, x: Tensor, y: Tensor) -> list[CheckResult]:
-        """Return the checks for masked gradients at clean images."""
-        assert self.ball is not None
-        rule = self.criterion if isinstance(self.criterion, RuleCriterion) else None
-        return masking_checks(model, x, y, self.ball, rule)
+        self.surrogate, self.student = surrogate, surrogate
 
     def batch(self, name: str, model: CheckedModel, batch: AttackBatch, bs: int) -> AttackBatch:
         """Return the batch for an attack, for SURROGATE with the gradients of the other net."""
         if name != SURROGATE:
             return batch
         if self.student is None or (self.surrogate is None and int(batch.index[0]) == 0):
-            assert self.ball is not None
-            seed = self.attacks[name].noise_seed or 0
-            self.student = distil(model, self.criterion, self.ball, batch.x, seed, bs)
+            self.student = distil(model, self.criterion, self.ball, batch.x, self.seed, bs)
         return replace(batch, model=SurrogateGradients(batch.model, self.student))
 
 

@@ -8,7 +8,6 @@ every image can be made grey: 60 gradient queries per image, of at most MOST_IMA
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
 from demur.attacks.autoattack import Chain, MeanChain
-from demur.attacks.balls import Ball, Linf
+from demur.attacks.balls import Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
@@ -40,7 +39,6 @@ STEPS = 20
 REJECTOR = "the rejector"
 NEED_REJECTOR = (TOO_GOOD, TIED)  # checks that mean nothing for a classifier alone
 
-Attacked = Mapping[str, tuple[Attack, Tensor]]  # attacks and their adversarial examples, by name
 LOW_COVERAGE = 0.05  # share of clean images up to which accepting them is an exception
 MIN_FOR_CHANCE, CHANCE_LEVEL = 10, 0.05  # images, and probability of so many hits by chance
 
@@ -90,7 +88,6 @@ class LogProbabilities(WrappedModel):
     """A model that returns probabilities, with their logarithms in place of logits."""
 
     def forward(self, x: Tensor) -> Output:
-        """Return an Output whose logits are the logarithms of the model's."""
         out = as_output(self.model(x))
         return out._replace(logits=out.logits.clamp_min(torch.finfo(out.logits.dtype).tiny).log())
 
@@ -104,14 +101,7 @@ def with_logits(model: Model, x: Tensor, y: Tensor) -> Model:
 def rejector_warnings(
     rule: Rule, scores: Sequence[FloatArray], accepted: BoolArray, right: BoolArray
 ) -> Iterator[str]:
-    """Yield one sentence for each problem of a rejector on clean images.
-
-    Args:
-        rule: The rejector with its thresholds.
-        scores: One array for each score of the rule, N.
-        accepted: The images that the rule accepts, N.
-        right: The correct predictions, N.
-    """
+    """Yield one sentence for each problem of a rejector on clean images, with its scores there."""
     names = [getattr(score, "rejector", type(score).__name__) for score, _ in rule.pairs]
     for name, (_, t), values in zip(names, rule.pairs, scores, strict=True):
         if (values < t).all():
@@ -137,9 +127,9 @@ def zero_score_gradients(
     model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
 ) -> Iterator[str]:
     """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
-    count = len(criterion.accept_rule.pairs)
-    inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
-    for position in range(1, 1 + count):
+    scores = 1 + len(criterion.accept_rule.pairs)
+    inputs = torch.full_like(y, ANY), x.new_ones(len(x), scores)
+    for position in range(1, scores):
         try:
             margin = SingleMargin(criterion, position)
             grad = attack_model(model).gradient(margin, x, y, *inputs).grad
@@ -153,86 +143,55 @@ def zero_score_gradients(
             )
 
 
-class Inspection(NamedTuple):
-    """The checks of a model, and the images that plain PGD leaves correct by radius."""
-
-    checks: list[CheckResult]
-    curve: list[tuple[str, int, int]]  # radius, correct images, all images
-
-
 def foreign_checks(
     model: CheckedModel,
     x: Tensor,
     y: Tensor,
-    attacked: Attacked,
+    attacked: Mapping[str, tuple[Attack, Tensor]],
     before: Tensor,
     criterion: RuleCriterion | None = None,
     bs: int = 250,
     masking: Sequence[CheckResult] | None = None,
-) -> Inspection:
-    """Run every check on a model and the results of attacks on it.
+) -> tuple[list[CheckResult], list[tuple[str, int, int]]]:
+    """Return every check, and radius, correct images and all images of plain PGD.
 
-    Args:
-        model: The attacked model.
-        x: Clean images, N, C, H, W.
-        y: True labels, N.
-        attacked: The attacks that were run, with their adversarial examples, N, C, H, W.
-        before: Predictions for the clean images before the attacks, N.
-        criterion: The rejector and its threshold; None for a classifier.
-        bs: Batch size.
-        masking: The checks for masked gradients, if they were made before.
+    `attacked` holds attacks and their adversarial examples by name, `before` the predictions for
+    the clean images before them, and `masking` the checks for masked gradients, if they were made.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
     probed = probe(model, x, y)
     if any(isinstance(attack, MeanChain) for attack, _ in attacked.values()):
         probed["random_outputs"] = 0  # which these attacks are made for
-    metadata: dict[str, object] = {"thresholds": {}, "probe": probed}
-    examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
-    examples |= {
-        name: (attack, x_adv)
-        for name, attack in plain_attacks(ball)
-        if (x_adv := _craft(attack, model, x, y, bs)) is not None
-    }
+    examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
+    half, large = type(ball)(ball.eps / 2), Linf(LARGE)
+    for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
+        plain = PGD(around, steps=STEPS)
+        if (x_adv := _craft(plain, model, x, y, bs)) is not None:
+            examples[f"PGD-{STEPS}{name}"] = plain, x_adv
     examples |= {name: (attack, x_adv[: len(x)]) for name, (attack, x_adv) in attacked.items()}
-    records = [
-        ParsedRecord(_record(name, model, x_adv, y, bs, metadata), attack, name)
-        for name, (attack, x_adv) in examples.items()
-    ]
-    curve = [
-        (
-            show(next((around.eps for around in one.attack.balls()), 0)),
-            int(one.correct.sum()),
-            len(x),
-        )
-        for one in records
-        if one.attack is not None and one.name not in attacked
-    ]
-    x_adv = [pixels[: len(x)] for _, pixels in attacked.values()][-1]
-    found = model_checks(model, x, y, x_adv, ball, criterion, before, masking)
-    checks = [
-        # Plain PGD is here for comparisons: that the cross-entropy saturates does not matter.
-        CheckResult(check.kind, tuple(f for f in check.flags if set(f.attacks) & set(attacked)))
-        if check.kind == NOT_RISEN
-        else check
-        for check in checks_of(_evidence(records, criterion))
-        if criterion is not None or check.kind not in NEED_REJECTOR
-    ]
-    return Inspection([*checks, *found], curve)
-
-
-def _evidence(records: list[ParsedRecord], criterion: RuleCriterion | None) -> Evidence:
+    records, curve = list[ParsedRecord](), list[tuple[str, int, int]]()
+    for name, (attack, x_adv) in examples.items():
+        out = outputs_in_batches(model, x_adv, bs, x_adv.device)
+        arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
+        metadata = {"thresholds": {}, "probe": probed, "label": name, "spec": ""}
+        records.append(one := ParsedRecord(Record(arrays, metadata), attack, name))
+        if name not in attacked:
+            radius = next((around.eps for around in attack.balls()), 0)
+            curve.append((show(radius), int(one.correct.sum()), len(x)))
     rejectors = {} if criterion is None else {REJECTOR: criterion.rejector}
     scores = {name: as_score(rejector) for name, rejector in rejectors.items()}
     thresholds = {} if criterion is None else {REJECTOR: float(criterion.threshold)}  # type: ignore[arg-type]
-    return Evidence(records, RejectorEvaluation(scores, thresholds, 1.0, cal_n=0), rejectors)
-
-
-def plain_attacks(ball: Ball) -> Iterator[tuple[str, Attack]]:
-    """Yield PGD on the cross-entropy at the radii that the checks compare, by name."""
-    half, large = type(ball)(ball.eps / 2), Linf(LARGE)
-    for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
-        yield f"PGD-{STEPS}{name}", PGD(around, steps=STEPS)
+    evaluation = RejectorEvaluation(scores, thresholds, 1.0, cal_n=0)
+    checks = list[CheckResult]()
+    for check in checks_of(Evidence(records, evaluation, rejectors)):
+        if check.kind == NOT_RISEN:  # that the cross-entropy of plain PGD saturates is no sign
+            flags = tuple(flag for flag in check.flags if set(flag.attacks) & set(attacked))
+            checks.append(CheckResult(NOT_RISEN, flags))
+        elif criterion is not None or check.kind not in NEED_REJECTOR:
+            checks.append(check)
+    x_adv = examples[[*attacked][-1]][1]
+    return [*checks, *model_checks(model, x, y, x_adv, ball, criterion, before, masking)], curve
 
 
 def _craft(attack: Attack, model: CheckedModel, x: Tensor, y: Tensor, bs: int) -> Tensor | None:
@@ -246,11 +205,3 @@ def _craft(attack: Attack, model: CheckedModel, x: Tensor, y: Tensor, bs: int) -
     except NoGradientError:
         return None
     return torch.cat(parts)
-
-
-def _record(
-    label: str, model: CheckedModel, x: Tensor, y: Tensor, bs: int, metadata: dict[str, object]
-) -> Record:
-    out = outputs_in_batches(model, x, bs, x.device)
-    arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
-    return Record(arrays, metadata | {"label": label, "spec": ""})

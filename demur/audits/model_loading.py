@@ -35,7 +35,6 @@ from demur.spec.importing import allow_import, import_object
 
 RECTIFIED = "rectified-rejection"
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net")  # entries that hold the weights
-PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 OFFICIAL = (  # names in the Rectified-Rejection repository, and here
     (r"^layer(\d)\.(\d+)\.", lambda m: f"trunk.stages.{int(m[1]) - 1}.{m[2]}."),
     (r"^block(\d)\.layer\.(\d+)\.", lambda m: f"trunk.stages.{int(m[1]) - 1}.{m[2]}."),
@@ -54,6 +53,7 @@ ONNX_TYPES = {
     "tensor(uint8)": np.uint8, "tensor(double)": np.float64, "tensor(float16)": np.float16,
 }  # fmt: skip
 KERAS = ("keras", "tensorflow", "tf_keras")  # packages whose models have predict
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SMALLEST = 1e-12  # probability whose log is still taken
 
 
@@ -84,12 +84,17 @@ def load_model(
         raise BadInput("--adapter is for a service; give its address, such as http://HOST:8000")
     module, _, name = text.partition(":")
     if text != RECTIFIED and not (module and name):
-        return _net_of_run(text, checkpoint)
+        if checkpoint is not None:
+            raise BadInput(f"{shorten(text)!r} is no model for a checkpoint; write {KINDS}")
+        try:
+            run = Run.open(text)
+        except BadInput as reason:
+            raise BadInput(f"{shorten(text)!r} is no model; write {KINDS} ({reason})") from None
+        return run.net(torch.device("cpu"))
     weights = None if checkpoint is None else read_weights(Path(checkpoint))
     if weights is None and (text == RECTIFIED or module == "timm"):
         raise BadInput(f"{text} has no weights of its own; give --checkpoint FILE")
-    if text == RECTIFIED:
-        assert weights is not None
+    if weights is not None and text == RECTIFIED:
         return official_net(weights).eval()
     makers = {"timm": _timm_model, "transformers": _transformers_model}
     model = makers[module](name) if module in makers else as_model(_imported(text))
@@ -97,17 +102,6 @@ def load_model(
         _load_weights(model, weights)
     model = model.eval() if isinstance(model, nn.Module) else model
     return _metered(model, text, queries)
-
-
-def _net_of_run(text: str, checkpoint: str | Path | None) -> RejectingNet:
-    """Return the net of a run or of the zoo."""
-    if checkpoint is not None:
-        raise BadInput(f"{shorten(text)!r} is no model for a checkpoint; write {KINDS}")
-    try:
-        run = Run.open(text)
-    except BadInput as reason:
-        raise BadInput(f"{shorten(text)!r} is no model; write {KINDS} ({reason})") from None
-    return run.net(torch.device("cpu"))
 
 
 def as_model(given: Any) -> Model:
@@ -137,8 +131,7 @@ def as_model(given: Any) -> Model:
             f"{type(given).__name__} is no model; give an nn.Module, a function from images to "
             "logits, a classifier of scikit-learn or Keras, or a text as for demur audit"
         )
-    model: Model = given
-    return model
+    return given  # type: ignore[no-any-return]
 
 
 def _scores(classifier: Any, x: NDArray[Any]) -> NDArray[Any]:
@@ -170,19 +163,17 @@ def _metered(model: Model, text: str, queries: Queries) -> Model:
 def _function(text: str, adapter: str | None) -> Callable[[NDArray[Any]], Any] | None:
     """Return the function of an ONNX file or of a service; None for another kind of model."""
     if text.startswith(("http://", "https://")):
-        return HttpService(text, None if adapter is None else _adapter(adapter))
+        if adapter is None:
+            return HttpService(text)
+        allow_import(adapter)  # the user named it
+        found: Any = import_object(adapter)
+        if not callable(found):
+            raise BadInput(f"{adapter} is no function; --adapter takes a function (images, send)")
+        return HttpService(text, found)
     file, _, output = text.rpartition(".onnx:") if ".onnx:" in text else (text[:-5], "", "")
     if text.endswith(".onnx") or output:
         return _onnx_function(Path(f"{file}.onnx"), output)
     return None
-
-
-def _adapter(text: str) -> Callable[..., Any]:
-    allow_import(text)  # the user named it
-    found: Any = import_object(text)
-    if not callable(found):
-        raise BadInput(f"{text} is no function; --adapter takes a function (images, send)")
-    return found  # type: ignore[no-any-return]
 
 
 def _package(name: str, pip: str | None = None) -> Any:
@@ -259,8 +250,9 @@ def _imported(text: str) -> Model:
     allow_import(text)  # the user named it
     found: Any = import_object(text)
     needed = "it must be a model, or a class or function without arguments that returns one"
-    is_class = inspect.isclass(found)
-    if is_class or (inspect.isfunction(found) and not _required_parameters(found)):
+    parameters = inspect.signature(found).parameters.values() if inspect.isfunction(found) else ()
+    required = [p for p in parameters if p.kind in POSITIONAL and p.default is p.empty]
+    if inspect.isclass(found) or (inspect.isfunction(found) and not required):
         try:
             found = found()
         except Exception as error:  # of the user's code
@@ -269,14 +261,7 @@ def _imported(text: str) -> Model:
             ) from error
     if not callable(found) and not hasattr(found, "predict"):  # a classifier of scikit-learn
         raise BadInput(f"{text} gives {type(found).__name__}; {needed}")
-    model: Model = found
-    return model
-
-
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+    return found  # type: ignore[no-any-return]
 
 
 def _timm_model(name: str) -> nn.Module:
@@ -312,17 +297,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
     entries = found if isinstance(found, Mapping) else {}
-    weights = {_without_prefix(name): t for name, t in entries.items() if isinstance(t, Tensor)}
+    prefix = re.compile("^(module[.])?(_orig_mod[.])?")  # of DataParallel and torch.compile
+    weights = {prefix.sub("", name): t for name, t in entries.items() if isinstance(t, Tensor)}
     if not weights:
         holds = f"its entries are {', '.join(map(str, entries))}; " if entries else ""
         raise BadInput(f"{path} holds no weights by name; {holds}save model.state_dict()")
     return weights
-
-
-def _without_prefix(name: str) -> str:
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
 
 
 def _load_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
@@ -349,17 +329,22 @@ def _load_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
 def official_net(weights: Mapping[str, Tensor]) -> RejectingNet:
     """Return the net of a checkpoint of the Rectified-Rejection repository.
 
-    Raises:
-        BadInput: The checkpoint is of another net than its PreActResNet-18 or WideResNet, with the
-            head of the paper (with batch norm) or without a head.
+    BadInput is raised unless it is of its PreActResNet-18 or WideResNet, with the head of the paper
+    (with batch norm) or without a head.
     """
     renamed = {_renamed(name): tensor for name, tensor in weights.items()}
-    wide = any(name.startswith("block1.") for name in weights)
+    blocks = {name.split(".")[2] for name in weights if name.startswith("block1.")}
     try:
-        net = _official_spec(weights, wide).build(
-            _domain(len(renamed["classify.bias"])),
-            RR() if any(name.startswith("aux.") for name in renamed) else NoHead(),
-        )
+        spec: NetSpec = ResNet18(width=len(weights["conv1.weight"]))
+        if blocks:
+            widen = weights["fc.weight"].shape[1] // 64
+            spec = WideResNet(depth=6 * len(blocks) + 4, widen=widen)
+        classes, shared = len(renamed["classify.bias"]), CIFAR10().domain
+        domain: Any = CIFAR100().domain if classes == 100 else shared
+        # The repository normalises both data sets by the same constants.
+        domain = domain._replace(classes=classes, mean=shared.mean, std=shared.std)
+        head = RR() if any(name.startswith("aux.") for name in renamed) else NoHead()
+        net = spec.build(domain, head)
         net.load_state_dict(net.state_dict() | renamed)
     except (KeyError, RuntimeError, BadInput):
         raise BadInput(
@@ -373,18 +358,3 @@ def _renamed(name: str) -> str:
     for pattern, replacement in OFFICIAL:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _official_spec(weights: Mapping[str, Tensor], wide: bool) -> NetSpec:
-    if not wide:
-        return ResNet18(width=len(weights["conv1.weight"]))
-    blocks = {name.split(".")[2] for name in weights if name.startswith("block1.")}
-    return WideResNet(depth=6 * len(blocks) + 4, widen=weights["fc.weight"].shape[1] // 64)
-
-
-def _domain(classes: int) -> Any:
-    # The repository normalises both data sets by the same constants.
-    shared = CIFAR10().domain
-    return (CIFAR100().domain if classes == 100 else shared)._replace(
-        classes=classes, mean=shared.mean, std=shared.std
-    )

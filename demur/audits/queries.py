@@ -41,17 +41,11 @@ TABLES = (
 
 @dataclass(frozen=True)
 class Queries(Spec):
-    """Limits of the queries of a model without gradients; None sets none.
+    """Limits of the queries of a model without gradients; None sets none."""
 
-    Attributes:
-        budget: Images that may be asked for, in all runs with the same log.
-        per_second: Images per second.
-        log: A file for the answers, from which the same command resumes.
-    """
-
-    budget: PositiveInt | None = None
-    per_second: Positive | None = None
-    log: str | None = None
+    budget: PositiveInt | None = None  # images that may be asked for, in all runs with the same log
+    per_second: Positive | None = None  # images
+    log: str | None = None  # a file for the answers, from which the same command resumes
 
 
 class MeteredFunction:
@@ -84,13 +78,10 @@ class MeteredFunction:
     def __call__(self, x: Array) -> Array:
         if self.queries.log is None:
             return np.concatenate([self._ask(x[rows]) for rows in _requests(x)])
-        keys = [self._key(image) for image in x]
-        found = [
-            self.log.execute("SELECT logits FROM answers WHERE key = ?", (key,)).fetchone()
-            for key in keys
-        ]
+        keys, read = [self._key(image) for image in x], "SELECT logits FROM answers WHERE key = ?"
+        found = [self.log.execute(read, (key,)).fetchone() for key in keys]
         answers = [None if row is None else np.frombuffer(row[0], np.float64) for row in found]
-        missing = np.array([i for i, answer in enumerate(answers) if answer is None], np.int64)
+        missing = np.array([i for i, row in enumerate(found) if row is None], np.int64)
         for part in _requests(x[missing]):
             for i, answer in zip(missing[part], self._ask(x[missing[part]]), strict=True):
                 answers[i] = answer
@@ -125,7 +116,6 @@ class MeteredFunction:
 
 
 def _requests(x: Array) -> Iterator[slice]:
-    """Yield the images of each request."""
     most = min(MOST_IMAGES, max(1, MOST_BYTES // (PIXEL_BYTES * max(1, x[:1].size))))
     return (slice(first, first + most) for first in range(0, len(x), most))
 
@@ -133,12 +123,9 @@ def _requests(x: Array) -> Iterator[slice]:
 class HttpService:
     """A service that classifies images, as a function of images, N, C, H, W, to logits, N, K.
 
-    Args:
-        address: The address of a service of `demur serve`, or what the adapter's documents are
-            posted to.
-        adapter: A function (images, send) that returns logits, N, K; send(document) posts JSON and
-            returns the answer's. None is for `demur serve`, which tells the label and its
-            probability: the other classes share the rest.
+    An adapter is a function (images, send) that returns logits, N, K; send(document) posts JSON to
+    the address and returns the answer's. None is for `demur serve`, which tells the label and its
+    probability: the other classes share the rest.
     """
 
     def __init__(self, address: str, adapter: Callable[..., Any] | None = None) -> None:

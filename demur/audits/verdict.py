@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from demur.metrics import wilson
-from demur.sanity.evidence import CheckResult, Flag, too_many
+from demur.sanity.evidence import CheckResult, too_many
 from demur.sanity.grades import MIN_IMAGES, MIN_LEFT, Grade, Verdict
 
 KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried without them
@@ -28,20 +28,14 @@ def verdict_of(
     warnings: Sequence[str],
     claim: float | None = None,
 ) -> Verdict:
-    """Return the verdict on an evaluation.
-
-    Args:
-        results: EnsembleResults; the last result is the one that a claim is about.
-        checks: The checks of the model and of the results.
-        warnings: Sentences about the model, the rejector and the attacks.
-        claim: The claimed share of images that no attack breaks.
-    """
+    """Return the verdict on EnsembleResults, the last of which is the one a claim is about."""
     flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
     if n < MIN_IMAGES:
         few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
         warnings = [*warnings, few]
     if found := _refuted(results, claim):
-        more = [f"Besides: {', '.join(_kinds(flags, warnings))}."] if flags or warnings else []
+        besides = [*dict.fromkeys(flag.kind for flag in flags), *warnings]
+        more = [f"Besides: {', '.join(besides)}."] if besides else []
         return Verdict(Grade.BROKEN, (*found, *more))
     if flags or warnings:
         signs = [f"{flag.kind}: {flag.observed} Remedy: {flag.remedy}" for flag in flags]
@@ -79,15 +73,9 @@ def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:
     return sentences
 
 
-def _kinds(flags: Sequence[Flag], warnings: Sequence[str]) -> list[str]:
-    return [*dict.fromkeys(flag.kind for flag in flags), *warnings]
-
-
 def not_tried(results: Sequence[Any]) -> list[str]:
     """Return what no attack of the evaluation did."""
     names = [name for result in results for name in result.seconds]
-    missing = [
-        kind for begins, kind in KINDS_OF_ATTACK.items()
-        if not any(name.startswith(begins) for name in names)
-    ]  # fmt: skip
+    kinds = KINDS_OF_ATTACK.items()
+    missing = [kind for begins, kind in kinds if not any(n.startswith(begins) for n in names)]
     return [*missing, "other norms and radii", "an attack written for this model"]

@@ -11,7 +11,7 @@ order of their tests. The other images test them in sequence by the fallback pro
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,7 +26,7 @@ from demur.spec import Spec, show
 
 Quantity = Literal["risk", "tpr", "coverage"]
 GUARANTEE_SHARE = 0.9  # of the allowed error; the intervals have the rest
-INTERVALS = 3
+SHARES = get_args(Quantity)  # that have an interval
 # A pilot has PILOT_FACTOR * sqrt(n) images per score, at most n / MAX_PILOT_INVERSE. A larger one
 # takes images from the tests, a smaller one gives a worse path.
 PILOT_FACTOR, MAX_PILOT_INVERSE = 5, 5
@@ -129,22 +129,18 @@ class Certificate:
 
     @property
     def accepted_correct(self) -> int:
-        """Number of accepted correct predictions."""
         return self.accepted - self.accepted_wrong
 
     @property
     def risk_interval(self) -> Interval:
-        """Interval of the share of errors among the accepted."""
         return self._interval("risk", self.accepted_wrong, self.accepted)
 
     @property
     def tpr_interval(self) -> Interval:
-        """Interval of the accepted share of the correct predictions."""
         return self._interval("tpr", self.accepted_correct, self.correct)
 
     @property
     def coverage_interval(self) -> Interval:
-        """Interval of the accepted share of all images."""
         return self._interval("coverage", self.accepted, self.n)
 
     @property
@@ -158,28 +154,20 @@ class Certificate:
         return f"{start}, accepting scores from {at} up{end}"
 
     def to_json(self) -> dict[str, Any]:
-        """Certificate as JSON values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "guarantee": self._guarantee_text(),
+        guarantee: Any = self.guarantee
+        if isinstance(guarantee, Spec) and "confidence" in {f.name for f in fields(guarantee)}:
+            guarantee = replace(guarantee, **{"confidence": self.confidence})
+        intervals = {f"{name}_interval": getattr(self, f"{name}_interval") for name in SHARES}
+        return vars(self) | {
+            "guarantee": show(guarantee) if isinstance(guarantee, Spec) else guarantee.statement,
             "thresholds": list(self.thresholds),
             "sentence": self.sentence,
+            **{name: interval._asdict() for name, interval in intervals.items()},
         }
-        for share in ("risk", "tpr", "coverage"):
-            values[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
-        return values
-
-    def _guarantee_text(self) -> str:
-        """The guarantee's spec as text, with the confidence of this certificate."""
-        guarantee = self.guarantee
-        if not isinstance(guarantee, Spec):
-            return guarantee.statement
-        change: dict[str, Any] = {"confidence": self.confidence}
-        has_confidence = "confidence" in {f.name for f in fields(guarantee)}
-        return show(replace(guarantee, **change) if has_confidence else guarantee)
 
     def _interval(self, share: Quantity, hits: int, trials: int) -> Interval:
         """Clopper-Pearson interval, Bonferroni-corrected, cut at the guaranteed level."""
-        error = (1 - GUARANTEE_SHARE) * (1 - self.confidence) / (2 * INTERVALS * self.candidates)
+        error = (1 - GUARANTEE_SHARE) * (1 - self.confidence) / (2 * len(SHARES) * self.candidates)
         low, high = float(lower_bound(hits, trials, error)), float(upper_bound(hits, trials, error))
         if share == self.guarantee.quantity and self.guarantee.is_upper_bound:
             high = min(high, self.guarantee.level)
@@ -226,7 +214,9 @@ class Shortfall:
         while enough - too_few > 1 + enough // 100:
             middle = (too_few + enough) // 2
             too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
-        return _round_up(self.images * enough / self.trials)
+        images = math.ceil(self.images * enough / self.trials)
+        unit: int = 10 ** max(0, len(str(images)) - 2)  # of the second digit
+        return -(-images // unit) * unit
 
     @property
     def sentence(self) -> str:
@@ -252,12 +242,6 @@ class Shortfall:
         expected = self.hits * trials / self.trials
         hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
         return bool(self.guarantee.p_value(hits, trials) <= self.error)
-
-
-def _round_up(number: float) -> int:
-    """Number rounded up to two significant digits."""
-    unit: int = 10 ** max(0, len(str(math.ceil(number))) - 2)
-    return math.ceil(number / unit) * unit
 
 
 class Uncertified(BadInput):

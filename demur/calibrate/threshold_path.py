@@ -8,7 +8,7 @@ predictions are accepted before wrong ones, gives a single order to test, so tha
 the number of pairs is needed.
 """
 
-from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +39,6 @@ class Counts(NamedTuple):
 
     @property
     def accepted_correct(self) -> IntArray:
-        """Accepted correct predictions, K."""
         return self.accepted - self.accepted_wrong
 
 
@@ -96,26 +95,19 @@ def _best_staircase(knots: list[FloatArray], scores: FloatArray, correct: BoolAr
     size = len(knots[0])
     area = {(0, 0): 0}
     best_looser: dict[Pair, Pair] = {}
-    for pair, looser in _looser_neighbours(size):
-        here_correct, here_wrong = n_correct[pair[0]][pair[1]], n_wrong[pair[0]][pair[1]]
+    for i, j in list(product(range(size), repeat=2))[1:]:
+        here_correct, here_wrong = n_correct[i][j], n_wrong[i][j]
+        around = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
         # area under accepted errors over accepted correct predictions: 1 - AUROC of the path
-        area[pair], best_looser[pair] = min(
+        area[i, j], best_looser[i, j] = min(
             (area[a, b] + (n_correct[a][b] - here_correct) * (n_wrong[a][b] + here_wrong), (a, b))
-            for a, b in looser
+            for a, b in around
+            if min(a, b) >= 0
         )
     staircase = [(size - 1, size - 1)]
     while staircase[-1] != (0, 0):
         staircase.append(best_looser[staircase[-1]])
     return staircase
-
-
-@cache
-def _looser_neighbours(size: int) -> list[tuple[Pair, list[Pair]]]:
-    """Every pair of knots but the loosest, after its looser neighbours, with these neighbours."""
-    pairs = [(i, j) for i in range(size) for j in range(size)][1:]
-    neighbours = [[(i - 1, j - 1), (i - 1, j), (i, j - 1)] for i, j in pairs]
-    inside = [[pair for pair in around if min(pair) >= 0] for around in neighbours]
-    return list(zip(pairs, inside, strict=True))
 
 
 def _count_grid(knots: list[FloatArray], scores: FloatArray) -> list[list[int]]:

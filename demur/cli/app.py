@@ -79,28 +79,40 @@ app = typer.Typer(
 )
 
 
+def option(text: str, *names: str, shown: bool | str = True, **more: Any) -> Any:
+    """Return an option with its help; `shown` is what the help says about its default."""
+    return typer.Option(*names, help=text, show_default=shown, **more)
+
+
 def unset(text: str, *names: str, **more: Any) -> Any:
     """Return an option that has no value unless it is given."""
-    return typer.Option(*names, help=text, show_default=False, **more)
+    return option(text, *names, shown=False, **more)
 
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+def number(text: str, *names: str, **more: Any) -> Any:
+    """Return an option of one or several numbers, which must be finite."""
+    return option(text, *names, callback=check_finite, **more)
+
+
+def check_finite(param: typer.CallbackParam, value: Any) -> Any:
+    """Return the number or numbers of an option; raise BadInput for infinity or NaN."""
+    for one in value if isinstance(value, list) else [value]:
+        if one is not None and not math.isfinite(one):
+            raise BadInput(f"--{param.name} is {one}; give a finite number")
+    return value
+
+
+Device = Annotated[str, option("auto, cpu, cuda or cuda:N.")]
 DataFolder = Annotated[str | None, unset("Folder of the data sets.", "--data")]
-Engine = Annotated[
-    str, typer.Option(help="auto, plain (the reference) or fast (compiled, with CUDA graphs).")
-]
+Engine = Annotated[str, option("auto, plain (the reference) or fast (compiled, with CUDA graphs).")]
 Verify = Annotated[
-    bool,
-    typer.Option("--verify", help="Hash the files of own images; else their times are compared."),
+    bool, option("Hash the files of own images; else their times are compared.", "--verify")
 ]
-FirstN = Annotated[
-    int | None, typer.Option("--n", help="Use the first N images only.", show_default="all")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+FirstN = Annotated[int | None, option("Use the first N images only.", "--n", shown="all")]
+AsJson = Annotated[bool, option("Print JSON instead of tables.", "--json")]
 
 
 def _print_version(asked: bool) -> None:
-    """Print the version and the code version stored in records, then exit."""
     if asked:
         import demur
         from demur.version import code_version
@@ -113,9 +125,7 @@ def _print_version(asked: bool) -> None:
 def global_options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
-        ),
+        option("Print the version and exit.", "--version", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Options that come before the command."""
@@ -166,8 +176,7 @@ class Visible:
 def _report_error(error: Exception) -> int:
     """Print why a command failed and return its exit code; raise what is a bug in demur."""
     if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help of a group
-        sentence = error_message(error)
-        if sentence is None:
+        if (sentence := error_message(error)) is None:
             raise error
         sys.stderr.write(f"demur: {sentence}\n")
     return 2
@@ -175,19 +184,8 @@ def _report_error(error: Exception) -> int:
 
 def rejectors_option(about: str) -> Any:
     """Option --rejector, given once or several times, each with names separated by commas."""
-    return typer.Option(
-        "--rejector",
-        help=f"{about}: a name of demur score, a spec, or your own MODULE:CLASS(FIELD=VALUE).",
-        show_default="none",
-    )
-
-
-def check_finite(param: typer.CallbackParam, value: Any) -> Any:
-    """Return the number or numbers of an option; raise BadInput for infinity or NaN."""
-    for number in value if isinstance(value, list) else [value]:
-        if number is not None and not math.isfinite(number):
-            raise BadInput(f"--{param.name} is {number}; give a finite number")
-    return value
+    text = f"{about}: a name of demur score, a spec, or your own MODULE:CLASS(FIELD=VALUE)."
+    return option(text, "--rejector", shown="none")
 
 
 def split_names(only: str) -> tuple[str, ...]:
@@ -204,15 +202,13 @@ def error_message(error: Exception) -> str | None:
         return str(error)
     if sentence := lack(error):
         return sentence
-    return _os_error_message(error) if isinstance(error, OSError) else _usage_message(error)
-
-
-def _os_error_message(error: OSError) -> str:
+    if not isinstance(error, OSError):
+        return _usage_message(error)
     where = f"{error.filename}: " if error.filename else ""
-    reason = (error.strerror or str(error)).lower()
+    remedy = "name another path or change its permissions"
     if error.errno == errno.EIO:
-        return f"{where}{reason}; check the disk and run the same command again"
-    return f"{where}{reason}; name another path or change its permissions"
+        remedy = "check the disk and run the same command again"
+    return f"{where}{(error.strerror or str(error)).lower()}; {remedy}"
 
 
 def stop_message(words: list[str]) -> str:
@@ -222,12 +218,12 @@ def stop_message(words: list[str]) -> str:
     """
     if words[:1] == ["report"] and "--live" in words:  # Ctrl-C is how it ends
         return "stopped"
-    again = shlex.join(["demur", *words])
-    if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
+    if not _resumes(words):
+        return "stopped; nothing is stored, and the same command starts from the beginning"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
         return "stopped; the same torchrun command resumes from what was finished"
-    if _resumes(words):
-        return f"stopped; the same command resumes from what was finished: {again}"
-    return "stopped; nothing is stored, and the same command starts from the beginning"
+    again = shlex.join(["demur", *words])
+    return f"stopped; the same command resumes from what was finished: {again}"
 
 
 def _resumes(words: list[str]) -> bool:

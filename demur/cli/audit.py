@@ -143,7 +143,6 @@ def _data_of_run(model: str) -> str:
 
 
 def _radius(text: str) -> float:
-    """Return a radius written as a number or as a fraction."""
     from fractions import Fraction
 
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, FirstN, app, unset
+from demur.cli.app import DataFolder, Device, FirstN, app, option, unset
 from demur.cli.evaluate import RunName, attack_and_report, load_run
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
@@ -17,16 +17,16 @@ board = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(board)
-Folder = Annotated[str, typer.Option("--entries", help="Folder of the entries.")]
+Folder = Annotated[str, option("Folder of the entries.", "--entries")]
 
 
 @board.command()
 def add(
     run: RunName,
-    rejector: Annotated[str, typer.Option(help="The rejector that decides, such as R-Con.")],
+    rejector: Annotated[str, option("The rejector that decides, such as R-Con.")],
     n: FirstN = None,
-    norm: Annotated[str, typer.Option(help="Linf, L2 or L1, at its usual radius.")] = "Linf",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer attacks and restarts.")] = False,
+    norm: Annotated[str, option("Linf, L2 or L1, at its usual radius.")] = "Linf",
+    quick: Annotated[bool, option("Fewer attacks and restarts.", "--quick")] = False,
     folder: Folder = "leaderboard",
     device: Device = "auto",
     data: DataFolder = None,
@@ -58,7 +58,7 @@ def add(
 
 @board.command()
 def build(
-    out: Annotated[str, typer.Option("-o", "--out", help="The folder of the site.")],
+    out: Annotated[str, option("The folder of the site.", "-o", "--out")],
     folder: Folder = "leaderboard",
 ) -> None:
     """Write the site of all entries: an index with their curves, and a page for each.
@@ -76,7 +76,7 @@ def build(
 @board.command()
 def verify(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="The JSON file of an entry.")],
-    n: Annotated[int, typer.Option("--n", help="Images to attack again.", min=0)] = 50,
+    n: Annotated[int, option("Images to attack again.", "--n", min=0)] = 50,
     by: Annotated[str | None, unset("Note in the entry who has verified it.", "--by")] = None,
     device: Device = "auto",
     data: DataFolder = None,

@@ -34,10 +34,14 @@ def get(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.data import cifar
+    from demur.data.cifar_files import search_folders
     from demur.files.atomic import exclusive_lock
     from demur.files.output_paths import check_output_folder
 
-    published, folder = _published(name), _data_folder(data)
+    published, folders = _published(name), search_folders(Path(data) if data else None)
+    if not folders:
+        raise BadInput("there is no home folder for data; name a folder with --data DIR")
+    folder = folders[0]
     got = cifar.find_complete(published, folder)
     if got is None:
         check_output_folder(str(folder))
@@ -62,14 +66,21 @@ def check(
     Example: demur data check cifar10 --data datasets
     """
     checks = _check_data(name, Path(data) if data else None)
-    where = f" --data {shlex.quote(data)}" if data else ""
     if as_json:
         entries = [_entry(published, state) for published, state in checks]
         typer.echo(json.dumps({"data": entries}, indent=2))
+    damages = []
     for published, state in checks:
-        if not as_json and not state.damaged:
+        if state.damaged:
+            faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
+            again = f"demur data get {published.name}"
+            again += f" --data {shlex.quote(data)}" if data else ""
+            damages.append(
+                f"{published.title} in {state.found.folder} is damaged: {faults}; "
+                f"run '{again}' to download it again"
+            )
+        elif not as_json:
             typer.echo(_summary(published, state))
-    damages = [_damage(published, state, where) for published, state in checks if state.damaged]
     if damages:
         raise BadInput("; ".join(damages))
 
@@ -80,15 +91,6 @@ def _published(name: str) -> "Published":
     if name not in PUBLISHED:
         raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
     return PUBLISHED[name]
-
-
-def _data_folder(data: str | None) -> Path:
-    from demur.data.cifar_files import search_folders
-
-    folders = search_folders(Path(data) if data else None)
-    if not folders:
-        raise BadInput("there is no home folder for data; name a folder with --data DIR")
-    return folders[0]
 
 
 def _check_data(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
@@ -130,11 +132,3 @@ def _summary(published: "Published", state: "DataCheck") -> str:
         compared = f"all published images are there ({files}: rewritten, with another md5)"
     form, folder = state.found.layout.form, state.found.folder
     return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"
-
-
-def _damage(published: "Published", state: "DataCheck", where: str) -> str:
-    faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
-    return (
-        f"{published.title} in {state.found.folder} is damaged: {faults}; "
-        f"run 'demur data get {published.name}{where}' to download it again"
-    )

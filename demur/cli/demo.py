@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import Device, app
-from demur.cli.evaluate import attack_all, load_run, score_run
+from demur.cli.app import Device, app, option
+from demur.cli.evaluate import attack_all, load_run, main_rejectors, score_run
 from demur.cli.train import train_run
 from demur.files.output_paths import output_folder
 
@@ -23,12 +23,9 @@ images and are frozen before any attack. "adaptive" attacks R-Con itself."""
 
 @app.command()
 def demo(
-    out: Annotated[
-        str, typer.Option(callback=output_folder("run"), help="The run folder.")
-    ] = "runs/demo",
+    out: Annotated[str, option("The run folder.", callback=output_folder("run"))] = "runs/demo",
     epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train for fewer epochs.", show_default="of the recipe"),
+        int | None, option("Train for fewer epochs.", min=1, shown="of the recipe")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -36,7 +33,6 @@ def demo(
 
     Example: demur demo --device cpu
     """
-    from demur.cli.evaluate import main_rejectors
     from demur.evaluate import RecordOptions
     from demur.recipes import recipe
     from demur.report.page import write_page

@@ -18,6 +18,7 @@ from demur.cli.app import (
     FirstN,
     Verify,
     app,
+    option,
     rejectors_option,
     split_names,
 )
@@ -42,10 +43,7 @@ THRESHOLDS_FROM_CAL = (
     "thresholds are chosen on the cal images, so cal scores say nothing about them; use --protocol "
     "paper, or score the test images"
 )
-SignKey = Annotated[
-    str | None,
-    typer.Option(help="Sign with this private key (PEM).", show_default="unsigned"),
-]
+SignKey = Annotated[str | None, option("Sign with this private key (PEM).", shown="unsigned")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -55,16 +53,11 @@ def attack(
     attacks: Annotated[
         list[str], typer.Argument(metavar="ATTACK...", help="NAME, NAME:key=value,... or @FILE.")
     ],
-    split: Annotated[str, typer.Option(help="fit, val, cal or test.")] = "test",
+    split: Annotated[str, option("fit, val, cal or test.")] = "test",
     n: FirstN = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Images per batch.", show_default="by device"),
-    ] = None,
-    keep_images: Annotated[int, typer.Option(help="Adversarial examples to store.")] = 256,
-    keep_features: Annotated[
-        bool, typer.Option(help="Store features, which many rejectors need.")
-    ] = True,
+    batch_size: Annotated[int | None, option("Images per batch.", shown="by device")] = None,
+    keep_images: Annotated[int, option("Adversarial examples to store.")] = 256,
+    keep_features: Annotated[bool, option("Store features, which many rejectors need.")] = True,
     rejector: Annotated[
         list[str] | None, rejectors_option("Aim at it, and store its scores")
     ] = None,
@@ -148,10 +141,10 @@ def attack_all(
     from demur.recipes import aimed_at, attack_group
     from demur.recipes import attack as attack_named
 
-    texts = [text for name in attacks for text in attack_group(name)]
     specs = [
         aimed
-        for text in texts
+        for name in attacks
+        for text in attack_group(name)
         for aimed in aimed_at(text, attack_named(text, loaded.run.recipe), rejectors)
     ]
     for label, spec in specs:
@@ -192,16 +185,16 @@ def warn_at_chance(loaded: "LoadedRun", clean: "Record") -> None:
 @app.command()
 def score(
     run: RunName,
-    protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
-    split: Annotated[str, typer.Option(help="test; or val, to select a rejector.")] = "test",
+    protocol: Annotated[str, option("paper, deploy or both.")] = "both",
+    split: Annotated[str, option("test; or val, to select a rejector.")] = "test",
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="KD, LID and GDA at all settings of the paper.")
+        bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")
     ] = False,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
+        bool, option("Every rejector, not only Con and the head's own.", "--all")
     ] = False,
     oracle_probes: Annotated[
-        bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
+        bool, option("Also fit probes that know the labels.", "--oracle-probes")
     ] = False,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
     as_json: AsJson = False,
@@ -262,15 +255,12 @@ def _as_json(
     protocols: tuple["Protocol", ...],
     certificates: list[tuple["IssuedCertificate", list["Retest"]]],
 ) -> dict[str, Any]:
-    """Return scores and certificates as JSON values."""
     return {
         "attacks": [entry.summary.to_json() for entry in scored],
-        "rows": [
-            row.to_json() for entry in scored for row in entry.rows if row.protocol in protocols
-        ],
+        "rows": [r.to_json() for one in scored for r in one.rows if r.protocol in protocols],
         "certificates": [
-            {"certificate": certificate.metadata, "retests": [test.to_json() for test in tests]}
-            for certificate, tests in certificates
+            {"certificate": made.metadata, "retests": [test.to_json() for test in tests]}
+            for made, tests in certificates
         ],
     }
 
@@ -279,10 +269,12 @@ def parse_protocols(name: str) -> tuple["Protocol", ...]:
     """Return the protocol of that name, or both; raise BadInput for another name."""
     from demur.evaluate import PROTOCOLS
 
-    if name not in (*PROTOCOLS, "both"):
+    if name == "both":
+        return PROTOCOLS
+    if name not in PROTOCOLS:
         known = suggestion(name, (*PROTOCOLS, "both"))
         raise BadInput(f"no protocol is called {name!r}; {known}")
-    return tuple(protocol for protocol in PROTOCOLS if name in (protocol, "both"))
+    return (name,)
 
 
 def available_protocols(
@@ -306,8 +298,7 @@ def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["Score
     """Print which rejectors are not shown, and why."""
     from demur.rejectors import ImageRejector
 
-    reasons = sorted(set(evaluation.unavailable.values()))
-    for reason in reasons:
+    for reason in sorted(set(evaluation.unavailable.values())):
         names = [name for name, why in evaluation.unavailable.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
     for entry in scored:
@@ -318,9 +309,7 @@ def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["Score
                 reason = "only other scores are stored"
             elif any(isinstance(evaluation.scores[n], ImageRejector) for n in missing):
                 reason = "the record has not all images; make it again with demur attack --rejector"
-            typer.echo(
-                f"demur: {where} without {', '.join(entry.missing_rejectors)}: {reason}", err=True
-            )
+            typer.echo(f"demur: {where} without {', '.join(missing)}: {reason}", err=True)
 
 
 def _with_confidence(
@@ -333,11 +322,12 @@ def _with_confidence(
     from demur.evaluate import BASELINE
     from demur.evaluate.record_scores import can_score
 
-    def has_confidence(record: "Record") -> bool:
-        known = BASELINE in evaluation.scores
-        return known and can_score(evaluation.score_for(BASELINE, record), record)
-
-    found = [record for record in records if has_confidence(record)]
+    found = [
+        record
+        for record in records
+        if BASELINE in evaluation.scores
+        and can_score(evaluation.score_for(BASELINE, record), record)
+    ]
     left_out = f"{len(records) - len(found)} of {len(records)} records"
     advice = "archived without confidence; demur paper table 3 --from DIR reads them"
     if not found:
@@ -397,12 +387,11 @@ def score_run(
     records = _with_confidence(others, evaluation)
     scored = []
     with CountBar(f"score {loaded.run.name}", "records") as bar:
-        for done, record in enumerate(records):
-            bar.on_progress(done, len(records))
-            scored.append(
-                evaluation.score_record(record, _probe_scores(record) if oracle_probes else {})
-            )
-        bar.on_progress(len(records), len(records))
+        bar.on_progress(0, len(records))
+        for record in records:
+            probes = _probe_scores(record) if oracle_probes else {}
+            scored.append(evaluation.score_record(record, probes))
+            bar.on_progress(len(scored), len(records))
     warn_missing_rejectors(evaluation, scored)
     return evaluation, scored
 
@@ -420,21 +409,16 @@ def score_worst_cases(
 @app.command()
 def archive(
     run: RunName,
-    out: Annotated[
-        str,
-        typer.Option("-o", "--out", callback=output_folder(), help="A new folder."),
-    ],
+    out: Annotated[str, option("A new folder.", "-o", "--out", callback=output_folder())],
     only: Annotated[
-        str, typer.Option(help="Store only these scores, such as R-Con, beside Con and T-Con.")
+        str, option("Store only these scores, such as R-Con, beside Con and T-Con.")
     ] = "",
     fitted: Annotated[
-        str, typer.Option(help="Of rejectors fitted to features, store only these, such as KD,LID.")
+        str, option("Of rejectors fitted to features, store only these, such as KD,LID.")
     ] = "",
     features: Annotated[
         int | None,
-        typer.Option(
-            help="Keep the features of the first N images, and no others.", show_default="none"
-        ),
+        option("Keep the features of the first N images, and no others.", shown="none"),
     ] = None,
     sign: SignKey = None,
     device: Device = "auto",

@@ -1,62 +1,43 @@
 """demur calibrate, export, predict and serve: from a run to something people use."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, check_finite, split_names
+from demur.cli.app import (
+    AsJson,
+    DataFolder,
+    Device,
+    Engine,
+    Verify,
+    app,
+    number,
+    option,
+    split_names,
+)
 from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
-Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
+if TYPE_CHECKING:
+    from demur.guards import Guard
 
-PublicKey = Annotated[
-    str | None,
-    typer.Option(help="Public key (PEM) that must have signed the guard.", show_default="none"),
-]
+Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 Tpr = Annotated[
-    float | None,
-    typer.Option(
-        callback=check_finite, help="Accept at least this share of the correct predictions (0.95)."
-    ),
+    float | None, number("Accept at least this share of the correct predictions (0.95).")
 ]
-Coverage = Annotated[
-    float | None,
-    typer.Option(callback=check_finite, help="Accept at least this share of all images."),
-]
-Risk = Annotated[
-    float | None,
-    typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
-]
+Coverage = Annotated[float | None, number("Accept at least this share of all images.")]
+Risk = Annotated[float | None, number("At most this share of the accepted images wrong.")]
 Under = Annotated[
     str,
-    typer.Option(
+    option(
+        "Calibrate on images attacked like this, such as worst-score; valid for it only.",
         "--under", "--attack",
-        help="Calibrate on images attacked like this, such as worst-score; valid for it only.",
     ),
 ]  # fmt: skip
-Confidence = Annotated[
-    float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
-]
-Resize = Annotated[
-    bool | None,
-    typer.Option(
-        "--resize/--no-resize", help="Resize images of another size, or report an error.",
-        show_default="as the data set did",
-    ),
-]  # fmt: skip
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.", show_default="none"
-    ),
-]
-AllowHost = Annotated[
-    list[str] | None,
-    typer.Option(help="Another name of this machine, as in its address; may be repeated."),
-]
+Confidence = Annotated[float, number("Confidence level of the guarantee.")]
 
 
 @app.command()
@@ -68,9 +49,9 @@ def calibrate(
     confidence: Confidence = 0.95,
     rejector: Annotated[
         str | None,
-        typer.Option(
-            help="A name of demur score, or MODULE:CLASS; Con+R-Con sets both thresholds.",
-            show_default="the score of the head, Con without one",
+        option(
+            "A name of demur score, or MODULE:CLASS; Con+R-Con sets both thresholds.",
+            shown="the score of the head, Con without one",
         ),
     ] = None,
     under: Under = "clean",
@@ -84,8 +65,6 @@ def calibrate(
 
     Example: demur calibrate digits-pgdat-rr --risk 0.05 --rejector Con+R-Con
     """
-    import json
-
     from demur.evaluate.certificates import attack_under, issue
     from demur.guards.calibration import guarantee_of
     from demur.report.certificates import certificate_text
@@ -98,9 +77,8 @@ def calibrate(
     label, spec = attack_under(loaded, under, name)
     certificate = issue(loaded, name, guarantee, confidence, label, spec)
     warn_at_chance(loaded, loaded.clean("cal"))
-    typer.echo(
-        json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
-    )
+    as_text = json.dumps(certificate.metadata, indent=2) if as_json else None
+    typer.echo(as_text or certificate_text(certificate))
 
 
 @app.command()
@@ -108,14 +86,13 @@ def export(
     run: RunName,
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", callback=output_folder("guard"), help="The folder.",
-                     show_default="guards/RUN"),
+        option("The folder.", "-o", "--out", callback=output_folder("guard"), shown="guards/RUN"),
     ] = None,
     rejector: Annotated[
         str | None,
-        typer.Option(
-            help="A name of demur score, or your own MODULE:CLASS.",
-            show_default="the score of the head, Con without one",
+        option(
+            "A name of demur score, or your own MODULE:CLASS.",
+            shown="the score of the head, Con without one",
         ),
     ] = None,
     tpr: Tpr = None,
@@ -123,25 +100,30 @@ def export(
     risk: Risk = None,
     confidence: Confidence = 0.95,
     class_names: Annotated[
-        str,
-        typer.Option(help="Names separated by commas.", show_default="those of the data set"),
+        str, option("Names separated by commas.", shown="those of the data set")
     ] = "",
     under: Under = "clean",
-    resize: Resize = None,
+    resize: Annotated[
+        bool | None,
+        option(
+            "Resize images of another size, or report an error.",
+            "--resize/--no-resize",
+            shown="as the data set did",
+        ),
+    ] = None,
     accept_chance: Annotated[
-        bool, typer.Option("--accept-chance", help="Also write a net that is at chance level.")
+        bool, option("Also write a net that is at chance level.", "--accept-chance")
     ] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
+    onnx: Annotated[bool, option("Write model.onnx too.", "--onnx")] = False,
     sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
     verify: Verify = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
-    from demur.cli.progress import on_message
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
@@ -159,6 +141,13 @@ def export(
         data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
     guard.save(folder, onnx=onnx, sign=sign)
+    report_guard(guard, folder)
+
+
+def report_guard(guard: "Guard", folder: Path) -> None:
+    """Print how the thresholds of a new guard were chosen, and what it reaches."""
+    from demur.cli.progress import on_message
+
     on_message(f"{folder}: {guard.calibration['sentence']}. {guard.summary}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
@@ -172,14 +161,17 @@ def predict(
     ],
     out: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--out", callback=output_file("predictions"), help="The file.",
-            show_default="standard output",
+        option(
+            "The file.",
+            "-o",
+            "--out",
+            callback=output_file("predictions"),
+            shown="standard output",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of CSV.")] = False,
+    as_json: Annotated[bool, option("Write JSON instead of CSV.", "--json")] = False,
     device: Device = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Classify image files with a guard; a damaged file is reported and the rest go on.
 
     Example: demur predict guard photos/ "more/*.png" -o predictions.csv
@@ -200,7 +192,7 @@ def predict(
         write_text(Path(out), text)
     failed = [row for row in rows if row["error"]]
     for row in failed:
-        on_message(f"{row['error']}")
+        on_message(row["error"])
     accepted = sum(bool(row["accepted"]) for row in rows)
     on_message(f"{accepted} of {len(rows) - len(failed)} predictions accepted")
     if len(failed) == len(rows):
@@ -211,28 +203,30 @@ def predict(
 def serve(
     bundle: Bundle,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+        str, option("Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Token = None,
-    allow_host: AllowHost = None,
+    port: Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        option("Bearer token that requests must carry.", envvar="DEMUR_TOKEN", shown="none"),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        option("Another name of this machine, as in its address; may be repeated."),
+    ] = None,
     attack: Annotated[
-        bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
+        bool, option("Let the page attack an image by PGD.", "--attack/--no-attack")
     ] = True,
-    max_body: Annotated[
-        float, typer.Option(callback=check_finite, help="Megabytes of a request.")
-    ] = 8.0,
-    max_pixels: Annotated[
-        float, typer.Option(callback=check_finite, help="Megapixels of one image.")
-    ] = 16.0,
-    max_images: Annotated[int, typer.Option(help="Images of one request.")] = 64,
-    max_queue: Annotated[int, typer.Option(help="Images that may wait for the model.")] = 256,
-    timeout: Annotated[
-        float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
-    ] = 10.0,
-    require_signature: PublicKey = None,
+    max_body: Annotated[float, number("Megabytes of a request.")] = 8.0,
+    max_pixels: Annotated[float, number("Megapixels of one image.")] = 16.0,
+    max_images: Annotated[int, option("Images of one request.")] = 64,
+    max_queue: Annotated[int, option("Images that may wait for the model.")] = 256,
+    timeout: Annotated[float, number("Seconds until a request is given up.")] = 10.0,
+    require_signature: Annotated[
+        str | None, option("Public key (PEM) that must have signed the guard.", shown="none")
+    ] = None,
     device: Device = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
 
     Example: demur serve guard --port 8000

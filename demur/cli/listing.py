@@ -13,7 +13,6 @@ from demur.errors import BadInput, shorten
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
-    from demur.runs import Run
 
 
 RUNS = "runs"
@@ -148,19 +147,14 @@ def listings(
 def describe(recipe: "Recipe") -> str:
     """Return a recipe in one line: method, net, epochs."""
     method = recipe.method
-    framework, head, net = (
+    words, head, net = (
         WORDS.get(type(part).__name__, type(part).__name__)
         for part in (method.framework, method.head, recipe.net)
     )
-    of_paper = getattr(method.framework, "form", "") == "reference"
-    parts = [
-        framework + (" of the paper's code" if of_paper else "") + (f" {head}" if head else ""),
-        net,
-        f"{recipe.epochs} epochs",
-        *(["EMA"] if recipe.ema else []),
-        *(["AWP"] if recipe.awp else []),
-    ]
-    return ", ".join(parts)
+    words += " of the paper's code" if getattr(method.framework, "form", "") == "reference" else ""
+    words += f" {head}" if head else ""
+    extras = (", EMA" if recipe.ema else "") + (", AWP" if recipe.awp else "")
+    return f"{words}, {net}, {recipe.epochs} epochs{extras}"
 
 
 def _runs(folder: Path) -> dict[str, dict[str, Any]]:
@@ -171,22 +165,14 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
     for run in runs_in(folder):
         arrays = run.records_folder.glob("*.npz")  # of all splits, not read
         count = sum(path.with_suffix(".json").is_file() for path in arrays)
-        found[run.name] = {"state": _state(run), "records": count, "recipe": _recipe_of(run)}
+        archived = "an archive" if run.trained else "not trained to the end"
+        state = "finished" if run.has_weights else archived
+        try:
+            recipe = _short_description(run.recipe)
+        except BadInput as error:  # it cannot be read
+            recipe = str(error)
+        found[run.name] = {"state": state, "records": count, "recipe": recipe}
     return found
-
-
-def _state(run: "Run") -> str:
-    if run.has_weights:
-        return "finished"
-    return "an archive" if run.trained else "not trained to the end"
-
-
-def _recipe_of(run: "Run") -> str:
-    """Return a short description of the recipe, or why it cannot be read."""
-    try:
-        return _short_description(run.recipe)
-    except BadInput as error:
-        return str(error)
 
 
 def _short_description(recipe: "Recipe") -> str:

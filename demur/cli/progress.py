@@ -24,7 +24,6 @@ class TrainingBar(Bar):
         super().__init__(title, console)
 
     def on_progress(self, progress: TrainingProgress) -> None:
-        """Show the progress of a training."""
         note = f"{min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"
         if progress.loss is not None:
             note += f" loss {progress.loss:.2f}"
@@ -42,5 +41,4 @@ class CountBar(Bar):
         self.unit = unit
 
     def on_progress(self, done: int, total: int) -> None:
-        """Show `done` of `total` items."""
         self.update(done, total, f"{done}/{total} {self.unit}")

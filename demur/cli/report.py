@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, Verify, app, rejectors_option
+from demur.cli.app import DataFolder, Device, Verify, app, option, rejectors_option
 from demur.cli.evaluate import load_run, score_run, score_worst_cases
 from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
@@ -27,22 +27,16 @@ def report(
     runs: RunNames,
     out: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "The HTML file to write.",
             "--out",
             "-o",
-            help="The HTML file to write.",
-            show_default="RUN/report.html; report.html for several runs",
+            shown="RUN/report.html; report.html for several runs",
         ),
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page; it follows a training or an attack.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of --live on this machine; 0 is a free one.")
-    ] = 0,
-    no_open: Annotated[
-        bool, typer.Option("--no-open", help="With --live: print the address, open no browser.")
-    ] = False,
+    live: Annotated[bool, option("Serve the page and follow the run.", "--live")] = False,
+    port: Annotated[int, option("Port of --live; 0 is a free one.", min=0, max=65535)] = 0,
+    no_open: Annotated[bool, option("With --live: open no browser.", "--no-open")] = False,
     rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
     device: Device = "auto",
     data: DataFolder = None,

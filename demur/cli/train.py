@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, split_names
+from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, option, split_names
 from demur.errors import BadInput
 from demur.files.output_paths import output_folder
 
@@ -22,19 +22,15 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (demur list recipes) or @FILE.")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     out: Annotated[
-        str | None,
-        typer.Option(
-            callback=output_folder("run"), help="The run folder.", show_default="runs/RECIPE"
-        ),
+        str | None, option("The run folder.", callback=output_folder("run"), shown="runs/RECIPE")
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
     sync_bn: Annotated[
-        bool,
-        typer.Option(help="Under torchrun: synchronise batch norm over all processes."),
+        bool, option("Under torchrun: synchronise batch norm over all processes.")
     ] = False,
-    log: Annotated[str, typer.Option(help="More logs in the run folder: csv,tensorboard.")] = "",
+    log: Annotated[str, option("More logs in the run folder: csv,tensorboard.")] = "",
     verify: Verify = False,
 ) -> None:
     """Train a recipe; resumes where it was stopped. Runs data-parallel under torchrun.
@@ -49,8 +45,7 @@ def train(
     where = Path(data) if data else None
     resolved = with_data(recipe_named(recipe, changes or []), where, verify)
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    logs = split_names(log)
-    train_run(resolved, folder, device, where, engine, sync_bn, logs)
+    train_run(resolved, folder, device, where, engine, sync_bn, split_names(log))
 
 
 def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False) -> "Recipe":
@@ -142,26 +137,20 @@ def retrofit(
     ],
     changes: Annotated[list[str], typer.Argument(metavar="data=PATH [KEY=VALUE]...")],
     layer: Annotated[
-        str,
-        typer.Option(help="Layer whose output the head reads.", show_default="the penultimate"),
+        str, option("Layer whose output the head reads.", shown="the penultimate")
     ] = "",
     out: Annotated[
         str | None,
-        typer.Option(
-            callback=output_folder("run"), help="The run folder.", show_default="runs/retrofit-NAME"
-        ),
+        option("The run folder.", callback=output_folder("run"), shown="runs/retrofit-NAME"),
     ] = None,
     guard: Annotated[
         str | None,
-        typer.Option(
-            callback=output_folder("guard"), help="The folder of the guard.",
-            show_default="guards/RUN",
-        ),
+        option("The folder of the guard.", callback=output_folder("guard"), shown="guards/RUN"),
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
     verify: Verify = False,
-) -> None:  # fmt: skip
+) -> None:
     """Learn an R-Con head on a frozen net, compare it with the net's confidence, export a guard.
 
     Give images that the net was not trained on.
@@ -169,7 +158,9 @@ def retrofit(
     Example: demur retrofit my_nets:load data=photos size=64
     """
     from demur.cli.evaluate import load_run
-    from demur.cli.progress import CountBar
+    from demur.cli.export import report_guard
+    from demur.cli.progress import CountBar, on_message
+    from demur.guards import Guard
     from demur.guards.bundle import check_target
     from demur.training.retrofitting import compare, retrofit_recipe
 
@@ -188,19 +179,9 @@ def retrofit(
     else:
         lines = [one.sentence for one in found.comparisons]
         typer.echo("\n".join([f"verdict: {found.verdict}", *lines, found.advice]))
-    _export(run, bundle, device, model)
-
-
-def _export(run: "Run", bundle: Path, device: str, model: str) -> None:
-    """Write a guard of the run, calibrated on its cal images."""
-    from demur.cli.progress import on_message
-    from demur.guards import Guard
-
     made = Guard.from_run(run, device=device)
     made.save(bundle)
-    on_message(f"{bundle}: {made.calibration['sentence']}. {made.summary}")
-    if made.certificate is None:
-        on_message(f"the thresholds have no guarantee: {made.calibration['shortfall']}")
+    report_guard(made, bundle)
     module = model.partition(":")[0]
     serve = shlex.join(["demur", "serve", str(bundle)])
     on_message(f"its net is your code, so allow that: DEMUR_MODULES={module} {serve}")

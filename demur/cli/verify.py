@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, app
+from demur.cli.app import AsJson, DataFolder, Device, app, option
 
 
 @app.command()
@@ -15,11 +15,10 @@ def verify(
         str, typer.Argument(help="A run, archive, guard, record or state, or a folder of these.")
     ],
     n: Annotated[
-        int, typer.Option("--n", help="Images of each record to attack again, with weights.", min=0)
+        int, option("Images of each record to attack again, with weights.", "--n", min=0)
     ] = 8,
     key: Annotated[
-        str | None,
-        typer.Option(help="Public key (PEM) of whoever signed it.", show_default="no signature"),
+        str | None, option("Public key (PEM) of whoever signed it.", shown="no signature")
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",

@@ -15,6 +15,7 @@ import tarfile
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -62,21 +63,6 @@ class CifarBatch(NamedTuple):
 
     pixels: NDArray[np.uint8]  # N, 3072
     y: NDArray[np.int64]  # N
-
-
-def read_layout(found: DataFiles, classes: int) -> list[CifarBatch]:
-    """Read every file, the test images last."""
-    layout, folder = found.layout, found.folder
-    missing = [folder / part.name for part in layout.parts if not (folder / part.name).is_file()]
-    if missing:
-        raise BadInput(f"{missing[0]} is missing; {GET_AGAIN}")
-    return [read_part(layout, folder, part, classes) for part in layout.parts]
-
-
-def concatenate(batches: Sequence[CifarBatch]) -> CifarBatch:
-    """Concatenate the images of several files."""
-    pixels, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-    return CifarBatch(pixels, y)
 
 
 def read_part(layout: Layout, folder: Path, part: Part, classes: int) -> CifarBatch:
@@ -155,11 +141,14 @@ def check_files(
     damaged, rewritten, parts = {}, [], found.layout.parts
     contents = zip(parts, published.content_md5s, strict=True)
     for done, (part, content_md5) in enumerate(contents, start=1):
-        fault = _fault(published, found, part)
-        if fault and content_md5 and content_md5 == _part_md5(published, found, part):
-            rewritten.append(part.name)
-        elif fault:
-            damaged[part.name] = fault
+        if fault := _fault(published, found, part):
+            md5 = None
+            with suppress(BadInput, OSError):  # it is unreadable
+                md5 = _content_md5(read_part(found.layout, found.folder, part, published.classes))
+            if md5 and md5 == content_md5:
+                rewritten.append(part.name)
+            else:
+                damaged[part.name] = fault
         if on_progress:
             on_progress(done, len(parts))
     images = sum(part.images for part in parts if part.name not in damaged)
@@ -167,7 +156,6 @@ def check_files(
 
 
 def _fault(published: Published, found: DataFiles, part: Part) -> str | None:
-    """What is wrong with a file, or None."""
     path = found.folder / part.name
     if not path.is_file():
         return "it is missing"
@@ -179,14 +167,6 @@ def _fault(published: Published, found: DataFiles, part: Part) -> str | None:
     except BadInput as error:
         return str(error).removeprefix(f"{path} ")
     return None
-
-
-def _part_md5(published: Published, found: DataFiles, part: Part) -> str:
-    """The md5 of the labels and pixels of a file, or an empty string if it is unreadable."""
-    try:
-        return _content_md5(read_part(found.layout, found.folder, part, published.classes))
-    except (BadInput, OSError):
-        return ""
 
 
 def check_images(published: Published, found: DataFiles, batches: Sequence[CifarBatch]) -> None:
@@ -208,18 +188,15 @@ def check_images(published: Published, found: DataFiles, batches: Sequence[Cifar
                 f"the md5 of its labels and pixels is {md5}, not {expected}; {GET_AGAIN}"
             )
         if expected is None and part.md5 and file_md5(path) != part.md5:
-            _warn(f"{path} is not the published file, and its images cannot be verified")
+            warning = f"{path} is not the published file, and its images cannot be verified"
+            # as one line without a source location
+            warnings.warn_explicit(warning, UserWarning, "demur", 0, registry=_WARNED)
 
 
 def _content_md5(batch: CifarBatch) -> str:
     """The md5 of labels and pixels in the layout of a binary file."""
     records = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
     return hashlib.md5(records.tobytes(), usedforsecurity=False).hexdigest()
-
-
-def _warn(sentence: str) -> None:
-    """Show a warning once per process, as one line without a source location."""
-    warnings.warn_explicit(sentence, UserWarning, "demur", 0, registry=_WARNED)
 
 
 def file_md5(path: Path) -> str:
@@ -243,18 +220,22 @@ class Cifar(Dataset):
 
     def load(self, folder: Path | None = None) -> Splits:
         found = locate(self.published, folder)
-        batches = read_layout(found, self.published.classes)
-        check_images(self.published, found, batches)
-        train, test = concatenate(batches[:-1]), batches[-1]
+        for part in found.layout.parts:
+            if not (found.folder / part.name).is_file():
+                raise BadInput(f"{found.folder / part.name} is missing; {GET_AGAIN}")
+        *batches, test = (
+            read_part(found.layout, found.folder, part, self.published.classes)
+            for part in found.layout.parts
+        )
+        check_images(self.published, found, [*batches, test])
+        train = CifarBatch(*map(np.concatenate, zip(*batches, strict=True)))
         count = len(train.y)
         test_images = _images(test, torch.arange(len(test.y)), first_index=count)
         if self.split == "paper":
             return {"fit": _images(train, torch.arange(count)), "test": test_images}
         positions = permutation(SHUFFLE_SEED, count, stream=0).split(self.published.held_out)
-        splits = {
-            name: _images(train, chosen) for name, chosen in zip(SPLITS[:3], positions, strict=True)
-        }
-        return {**splits, "test": test_images}
+        held_out = (_images(train, chosen) for chosen in positions)
+        return dict(zip(SPLITS, [*held_out, test_images], strict=True))
 
 
 def _images(batch: CifarBatch, positions: Tensor, first_index: int = 0) -> Images:

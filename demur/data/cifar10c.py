@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from demur.data.cifar import CIFAR10
 from demur.data.cifar_files import search_folders
@@ -52,7 +53,6 @@ class CorruptionSource:
 
     @property
     def kind(self) -> str:
-        """Whether the images are released or generated."""
         if self.path is not None:
             return RELEASED
         return PROCEDURAL if self.name == "frost" and self.frost is None else GENERATED
@@ -61,18 +61,12 @@ class CorruptionSource:
         """Corrupted copies of images (N, 32, 32, 3); released ones are found by their index."""
         if self.path is None:
             return corrupt(pixels, self.name, severity, index, seed, self.frost)
-        rows = index - _first_index()
+        rows = index - int(_test_indices()[0])
         return _read_released(self.path, severity).pixels[rows].permute(0, 2, 3, 1).numpy()
 
 
 def find_source(folder: Path | None, name: str, released: bool = True) -> CorruptionSource:
-    """Return the source of a corruption.
-
-    Args:
-        folder: The data folder; None searches the default folders.
-        name: A corruption, of `CORRUPTIONS`.
-        released: Use a released file if there is one; they hold the test images of CIFAR-10.
-    """
+    """Return the source of a corruption: a released file if there is one and `released` is true."""
     path = _find(folder, f"{name}.npy") if released else None
     frost = _frost_textures(folder) if name == "frost" and path is None else None
     return CorruptionSource(name, path, frost)
@@ -91,14 +85,7 @@ def corrupted_sets(
 ) -> Iterator[CorruptedSet]:
     """Yield the test images under every corruption and severity, released ones first.
 
-    Args:
-        folder: The data folder; None searches the default folders.
-        names: Corruptions, of `CORRUPTIONS`.
-        severities: Of 1 to 5.
-        seed: For generated images.
-
-    Raises:
-        BadInput: A released file is damaged, or neither it nor CIFAR-10 is found.
+    BadInput is raised if a released file is damaged, or if neither it nor CIFAR-10 is found.
     """
     for name, severity in product(names, severities):
         check_request(name, severity)
@@ -123,22 +110,15 @@ def _sets(
 
 def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
     """Test images (N, 32, 32, 3) in published order."""
-    first = _first_index()
-    return Images(
-        torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
-        torch.from_numpy(labels.astype(np.int64)),
-        torch.arange(first, first + len(labels)),
-        levels=255,
-    )
+    channels_first = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+    y = torch.from_numpy(labels.astype(np.int64))
+    return Images(channels_first, y, _test_indices(), levels=255)
 
 
-def _first_index() -> int:
-    """Index of the first test image."""
-    return CIFAR10.published.images - _test_images()
-
-
-def _test_images() -> int:
-    return CIFAR10.published.archive.layout.test.images
+def _test_indices() -> Tensor:
+    """Positions of the test images in the data set."""
+    published = CIFAR10.published
+    return torch.arange(published.images)[-published.archive.layout.test.images :]
 
 
 def _find(folder: Path | None, name: str) -> Path | None:
@@ -148,7 +128,7 @@ def _find(folder: Path | None, name: str) -> Path | None:
 
 
 def _read_released(path: Path, severity: int) -> Images:
-    count = _test_images()
+    count = len(_test_indices())
     total = count * len(SEVERITIES)
     rows = slice((severity - 1) * count, severity * count)
     pixels = _read_array(path, (total, SIZE, SIZE, 3))[rows]

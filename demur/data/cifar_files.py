@@ -64,7 +64,6 @@ class Published:
 
     @property
     def images(self) -> int:
-        """The number of training and test images."""
         return sum(part.images for part in self.archive.layout.parts)
 
     @property
@@ -148,6 +147,11 @@ class DataFiles(NamedTuple):
     layout: Layout
     folder: Path
 
+    @property
+    def share_present(self) -> float:
+        parts = self.layout.parts
+        return sum((self.folder / part.name).is_file() for part in parts) / len(parts)
+
 
 def search_folders(given: Path | None) -> list[Path]:
     """The folders to search for data sets; `download` installs into the first."""
@@ -167,8 +171,7 @@ def locate(published: Published, given: Path | None) -> DataFiles:
     Raises:
         BadInput: No folder has any of the files.
     """
-    found = find(published, search_folders(given))
-    if found is not None:
+    if found := find(published, search_folders(given)):
         return found
     raise not_found_error(f"{published.title} is not", published.name, given)
 
@@ -193,13 +196,8 @@ def find(published: Published, folders: list[Path]) -> DataFiles | None:
         for layout in published.layouts
         for candidate in (folder / layout.folder, folder)
     ]
-    best = max(candidates, key=_share_present, default=None)
-    return best if best is not None and _share_present(best) > 0 else None
-
-
-def _share_present(found: DataFiles) -> float:
-    parts = found.layout.parts
-    return sum((found.folder / part.name).is_file() for part in parts) / len(parts)
+    best = max(candidates, key=lambda one: one.share_present, default=None)
+    return best if best and best.share_present > 0 else None
 
 
 def cache_folder() -> Path:

@@ -10,7 +10,7 @@ photographs of frost, which demur replaces by procedural textures unless they ar
 import io
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,13 +90,9 @@ def centre_zoom(x: Array, factor: float) -> Array:
 
 
 def sample(x: Array, rows: Array, columns: Array, repeat_edge: bool) -> Array:
-    """Bilinear values of images at positions (N, H, W), with images mirrored outside.
+    """Bilinear values of images (N, H, W, C) at positions (N, H, W), in pixels from the top left.
 
-    Args:
-        x: Images (N, H, W, C).
-        rows: Position from the top, in pixels.
-        columns: Position from the left.
-        repeat_edge: Whether the mirror repeats the edge pixel (b a | a b) or not (c b | a b).
+    Images are mirrored outside: the mirror repeats the edge pixel (b a | a b) or not (c b | a b).
     """
     image = np.arange(len(x))[:, None, None]
     top, left = np.floor(rows), np.floor(columns)
@@ -117,9 +113,8 @@ def _mirror(position: NDArray[Any], size: int, repeat_edge: bool) -> NDArray[np.
 def plasma(noise: Array, decay: float) -> Array:
     """Periodic fractal heights in [0, 1] by the diamond-square algorithm, one map per image.
 
-    Args:
-        noise: One value in [-1, 1] per point (N, S, S), S a power of two.
-        decay: The amplitude falls by `decay` squared from one level of detail to the next.
+    The noise is in [-1, 1] (N, S, S), S a power of two. The amplitude falls by `decay` squared from
+    one level of detail to the next.
     """
     heights = np.zeros_like(noise, dtype=np.float64)
     step, amplitude = noise.shape[1], _FIRST_AMPLITUDE
@@ -160,13 +155,6 @@ def _frost_texture(number: int) -> Bytes:
     dark, bright = np.array(_ICE_DARK), np.array(_ICE_BRIGHT)
     texture: Bytes = (dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
     return texture
-
-
-class Effect(NamedTuple):
-    """A function of images, constants and one generator per image, with constants by severity."""
-
-    function: Callable[..., Bytes]
-    constants: tuple[Any, Any, Any, Any, Any]
 
 
 def corrupt(
@@ -376,21 +364,25 @@ def _jpeg_compression(x: Bytes, quality: int, generators: Generators) -> Bytes:
     return np.stack([compress(image) for image in x])
 
 
-_CORRUPTIONS: dict[str, Effect] = {
-    "gaussian_noise": Effect(_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": Effect(_shot_noise, (500, 250, 100, 75, 50)),
-    "impulse_noise": Effect(_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": Effect(  # radius, sigma of its edge
-        _defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
+# A function of images, constants and one generator per image, with its constants by severity.
+_CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, Any]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
+    "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
+    "defocus_blur": (  # radius, sigma of its edge
+        _defocus_blur,
+        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
     ),
-    "glass_blur": Effect(  # sigma, passes
-        _glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
+    "glass_blur": (  # sigma, passes
+        _glass_blur,
+        ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)),
     ),
-    "motion_blur": Effect(  # radius, sigma
-        _motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
+    "motion_blur": (  # radius, sigma
+        _motion_blur,
+        ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
     ),
-    "zoom_blur": Effect(_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    "snow": Effect(  # mean, scale, zoom, threshold, radius, sigma, weight of the image
+    "zoom_blur": (_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
+    "snow": (  # mean, scale, zoom, threshold, radius, sigma, weight of the image
         _snow,
         (
             (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
@@ -400,18 +392,19 @@ _CORRUPTIONS: dict[str, Effect] = {
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
         ),
     ),
-    "frost": Effect(  # weights of the image and of the texture
-        _frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
+    "frost": (  # weights of the image and of the texture
+        _frost,
+        ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
     ),
-    "fog": Effect(_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": Effect(_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": Effect(_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": Effect(  # strength, sigma and reach of the affine map, over the width
+    "fog": (_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": (_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
+    "elastic_transform": (  # strength, sigma and reach of the affine map, over the width
         _elastic_transform,
         ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
     ),
-    "pixelate": Effect(_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": Effect(_jpeg_compression, (80, 65, 58, 50, 40)),
+    "pixelate": (_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (_jpeg_compression, (80, 65, 58, 50, 40)),
 }
 CORRUPTIONS = tuple(_CORRUPTIONS)
 PAPER_CORRUPTIONS = tuple(  # the columns of the paper's table 3

@@ -59,9 +59,8 @@ class Images:
 
     def to(self, device: torch.device) -> "Images":
         """Return a copy on another device."""
-        return replace(
-            self, pixels=self.pixels.to(device), y=self.y.to(device), index=self.index.to(device)
-        )
+        pixels, y, index = (part.to(device) for part in (self.pixels, self.y, self.index))
+        return replace(self, pixels=pixels, y=y, index=index)
 
     def slices(self, batch_size: int) -> Iterator[slice]:
         """Yield consecutive slices of at most `batch_size` images."""

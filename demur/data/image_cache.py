@@ -161,22 +161,16 @@ def _file_digests(folder: Path) -> dict[str, str]:
 
 
 def _build(
-    source: Source,
-    folder: Path,
-    stamp: str,
-    size: int,
-    channels: int | None,
-    on_progress: ProgressCallback,
-    keep: bool,
-) -> CachedImages:
+    source: Source, folder: Path, stamp: str, size: int, channels: int | None,
+    on_progress: ProgressCallback, keep: bool,
+) -> CachedImages:  # fmt: skip
     """Decode every image, divide them, and put the finished folder in its place."""
     half = folder.with_suffix(".half")
     shutil.rmtree(half, ignore_errors=True)  # of a process that was killed
     half.mkdir()
     try:
-        found, faults, grey = _decode(
-            source, half / "decoded.npy", size, channels == 1, on_progress
-        )
+        decoded = half / "decoded.npy"
+        found, faults, grey = _decode(source, decoded, size, channels == 1, on_progress)
         contents, digests, inputs = zip(*found, strict=True)
         if len(faults) == len(source.entries):
             name, reason = source.entries[0].name, faults[0]
@@ -199,7 +193,7 @@ def _build(
             "files": _file_digests(half),
         }
         write_json(half / "cache.json", metadata)
-        (half / "decoded.npy").unlink()
+        decoded.unlink()
         for name in FILES:  # to the disk, so that the rename never precedes their contents
             with (half / name).open("rb") as file:
                 os.fsync(file.fileno())
@@ -269,7 +263,7 @@ def _joined(digests: Iterable[str]) -> str:
 
 def _write_arrays(source: Source, result: SplitResult, half: Path, channels: int) -> Pairs:
     """Write pixels and labels of all splits, one after the other; return images that look alike."""
-    order = np.array([i for name in SPLITS for i in result.chosen[name]])
+    order = np.array([i for _, i in result.ordered])
     decoded = np.load(half / "decoded.npy", mmap_mode="r", allow_pickle=False)
     shape = (len(order), channels, *decoded.shape[2:])
     pixels = np.lib.format.open_memmap(half / "pixels.npy", "w+", np.uint8, shape)
@@ -299,19 +293,15 @@ def _listing(source: Source, digests: Sequence[str], result: SplitResult) -> str
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("split", "class", "file", "pixels", "note"))
     similar = {i: f"looks like {source.entries[j].name}" for i, j in result.similar}
-    for name in SPLITS:
-        for i in result.chosen[name]:
-            entry = source.entries[i]
-            table.writerow((name, entry.label, entry.name, digests[i], similar.get(i, "")))
-    for i, note in sorted(result.notes.items()):
+    rows = [(name, i, similar.get(i, "")) for name, i in result.ordered]
+    for name, i, note in [*rows, *(("", i, note) for i, note in sorted(result.notes.items()))]:
         entry = source.entries[i]
-        table.writerow(("", entry.label, entry.name, digests[i], note))
+        table.writerow((name, entry.label, entry.name, digests[i], note))
     return text.getvalue().encode("utf-8", "replace").decode()
 
 
 def _content(source: Source, digests: Sequence[str], result: SplitResult) -> str:
     sha256 = hashlib.sha256(repr(result.classes).encode("utf-8", "replace"))
-    for name in SPLITS:
-        for i in result.chosen[name]:
-            sha256.update(repr((name, source.entries[i].label, digests[i])).encode())
+    for name, i in result.ordered:
+        sha256.update(repr((name, source.entries[i].label, digests[i])).encode())
     return sha256.hexdigest()

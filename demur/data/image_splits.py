@@ -42,6 +42,11 @@ class SplitResult(NamedTuple):
     leaks: Pairs  # images in two given splits
     similar: Pairs = []  # images that look alike, in different splits or classes
 
+    @property
+    def ordered(self) -> list[tuple[SplitName, int]]:
+        """Every image with its split, one split after the other."""
+        return [(name, i) for name in SPLITS for i in self.chosen[name]]
+
 
 def assign_splits(
     entries: Sequence[Entry],
@@ -50,17 +55,10 @@ def assign_splits(
     faults: Mapping[int, str],
     keep: bool = False,
 ) -> SplitResult:
-    """Divide the readable entries into splits.
+    """Divide the readable entries into splits; `keep` keeps images that are in several.
 
-    Args:
-        entries: Names, classes and given splits.
-        digests: Digest of the pixels of each entry.
-        inputs: Digest of the pixels after resizing, which decide what is a duplicate.
-        faults: Why an entry cannot be read, by position.
-        keep: Keep images that are in several splits.
-
-    Raises:
-        BadInput: There are fewer than two classes, or a class has too few images.
+    `digests` are those of the pixels, `inputs` those after resizing, which decide what is a
+    duplicate. BadInput is raised for fewer than two classes, or a class with too few images.
     """
     readable = [i for i in range(len(entries)) if i not in faults]
     duplicates, leaks = exact_duplicates(entries, inputs, readable, keep)
@@ -81,12 +79,8 @@ def assign_splits(
         to_divide = [i for i in of_class if entries[i].split in (None, "fit")]
         for name, part in _divide(to_divide, label, [s for s in SPLITS if s not in given]).items():
             chosen[name] += part
-    return SplitResult(
-        {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()},
-        notes,
-        classes,
-        leaks,
-    )
+    ordered = {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()}
+    return SplitResult(ordered, notes, classes, leaks)
 
 
 def _divide(
@@ -100,18 +94,18 @@ def _divide(
             f"the class {shorten(label)!r} has {len(images)} images for training and needs at "
             f"least {fewest}; add images or leave the class out"
         )
-    parts: dict[SplitName, list[int]] = {}
-    start = 0
+    parts, left = dict[SplitName, list[int]](), images
     for name in wanted:
         count = max(1, round(SHARES[name] * len(images)))
-        parts[name], start = images[start : start + count], start + count
-    return {**parts, "fit": images[start:]}
+        parts[name], left = left[:count], left[count:]
+    return {**parts, "fit": left}
 
 
 def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
     """Say why there are fewer than two classes."""
-    one = f"all images are in the class {classes[0]!r}" if classes else ""
-    found = one or "there is no class with a usable image"
+    found = "there is no class with a usable image"
+    if classes:
+        found = f"all images are in the class {classes[0]!r}"
     first = next(iter(notes.values()), "")
     left_out = f"; {len(notes)} files are left out, the first since {first}" if notes else ""
     return (
@@ -212,8 +206,8 @@ def report(
     if removed := {i: note for i, note in result.notes.items() if i not in faults}:
         sentences.append(_named("left out", entries, removed))
     kept = [pair for pair in result.leaks if not removed.keys() & set(pair)]
-    pairs = {IN_TWO_SPLITS: kept, LOOK_ALIKE: result.similar}
-    sentences += [s for what, some in pairs.items() if (s := pair_sentence(what, entries, some))]
+    for what, pairs in ((IN_TWO_SPLITS, kept), (LOOK_ALIKE, result.similar)):
+        sentences += [pair_sentence(what, entries, pairs)] if pairs else []
     if ignored:
         sentences.append(f"{ignored} without the suffix of an image ignored")
     largest, smallest = (pick(result.classes, key=sizes.__getitem__) for pick in (max, min))

@@ -161,18 +161,13 @@ class OwnImages(Dataset):
 
 def _splits(cached: CachedImages) -> Splits:
     """The images of each split; their pixels are mapped from the file."""
-    pixels, y = torch.from_numpy(cached.pixels), torch.from_numpy(cached.y)
-    splits: Splits = {}
-    start = 0
-    for name in SPLITS:
-        count = cached.metadata["counts"][name]
-        rows = slice(start, start + count)
-        splits[name] = MappedImages(
-            pixels[rows], y[rows], torch.arange(start, start + count), levels=255,
-            file=cached.file,
-        )  # fmt: skip
-        start += count
-    return splits
+    counts = [cached.metadata["counts"][name] for name in SPLITS]
+    tensors = torch.from_numpy(cached.pixels), torch.from_numpy(cached.y), torch.arange(sum(counts))
+    parts = (tensor.split(counts) for tensor in tensors)
+    return {
+        name: MappedImages(pixels, y, index, levels=255, file=cached.file)
+        for name, pixels, y, index in zip(SPLITS, *parts, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -183,13 +178,11 @@ class MappedImages(Images):
 
     def to(self, device: torch.device) -> Images:
         """Return the images on a device; a large split leaves its pixels in the file."""
-        size = self.pixels.numel()
-        if size <= min(RESIDENT_LIMIT, MEMORY_SHARE * _free_memory(device)):
+        y, index = self.y.to(device), self.index.to(device)
+        if self.pixels.numel() <= min(RESIDENT_LIMIT, MEMORY_SHARE * _free_memory(device)):
             pixels = self.pixels.clone() if device.type == "cpu" else self.pixels.to(device)
-            return Images(pixels, self.y.to(device), self.index.to(device), self.levels)
-        return MappedImages(
-            self.pixels, self.y.to(device), self.index.to(device), self.levels, self.file
-        )
+            return Images(pixels, y, index, self.levels)
+        return replace(self, y=y, index=index)
 
     def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         rows = chosen.cpu() if isinstance(chosen, Tensor) else chosen
@@ -230,25 +223,19 @@ class BatchStream:
             persistent_workers=True,
             pin_memory=images.y.is_cuda,
         )
-        self.batches: Iterator[Tensor] = iter(())
+        self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def begin(self, batches: Sequence[Tensor]) -> None:
         """Start to read the batches of an epoch, given by positions in the split."""
         self.order[:] = [batch.cpu() for batch in batches]  # which the loader reads at `iter`
-        self.batches = iter(self.loader)
-        self.number = 0
+        self.batches = zip(self.order, self.loader, strict=True)
 
     def next(self) -> Images:
         """Return the next batch of the epoch on the device."""
-        pixels = next(self.batches)
-        chosen = self.order[self.number].to(self.images.y.device)
-        self.number += 1
-        return Images(
-            pixels.to(self.images.y.device, non_blocking=True),
-            self.images.y[chosen],
-            self.images.index[chosen],
-            self.images.levels,
-        )
+        chosen, pixels = next(self.batches)
+        images, device = self.images, self.images.y.device
+        chosen, pixels = chosen.to(device), pixels.to(device, non_blocking=True)
+        return Images(pixels, images.y[chosen], images.index[chosen], images.levels)
 
 
 class _Rows(torch.utils.data.Dataset[Tensor]):

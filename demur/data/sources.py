@@ -92,13 +92,6 @@ def open_source(path: str) -> Source:
     raise BadInput(f"{shorten(path)} is not a set of images; give {LAYOUTS}")
 
 
-def split_by_word(word: str, where: str) -> SplitName:
-    """Split that a word such as train or validation means; raise BadInput for another word."""
-    if word.lower() not in SPLIT_WORDS:
-        raise BadInput(f"{where} has the split {shorten(word)!r}; use train, val, cal or test")
-    return SPLIT_WORDS[word.lower()]
-
-
 def file_stamp(path: Path) -> str:
     """Size, times of the last changes and inode; empty if the file is not there."""
     try:
@@ -168,10 +161,14 @@ class CsvSource(FileSource):
             name, label, word = row["path"], row["label"], row.get("split")
             if not name or not label or "\0" in name:
                 raise BadInput(f"{file} has no path or no label in line {number}; complete it")
-            split = split_by_word(word, f"line {number} of {file}") if word else None
-            path = file.parent / name
-            self.entries.append(Entry(name, label, split, file_stamp(path)))
-            self.paths.append(path)
+            if word and word.lower() not in SPLIT_WORDS:
+                raise BadInput(
+                    f"line {number} of {file} has the split {shorten(word)!r}; use train, val, cal "
+                    "or test"
+                )
+            split = SPLIT_WORDS[word.lower()] if word else None
+            self.paths.append(file.parent / name)
+            self.entries.append(Entry(name, label, split, file_stamp(self.paths[-1])))
 
 
 class ArraySource(Source):
@@ -215,19 +212,19 @@ class HubSource(Source):
         self.tables = _load_hub(name)
         for word, table in self.tables.items():
             split = SPLIT_WORDS.get(word.lower()) if len(self.tables) > 1 else None
-            if len(self.tables) > 1 and split is None:
+            if split is None and len(self.tables) > 1:
                 self.ignored += len(table)
-                continue
-            self._add(word, table, split)
+            else:
+                self._add(word, table, split)
 
     def _add(self, word: str, table: Any, split: SplitName | None) -> None:
-        features = {name: type(kind).__name__ for name, kind in table.features.items()}
-        images = [name for name, kind in features.items() if kind == "Image"]
-        classes = [name for name, kind in features.items() if kind == "ClassLabel"]
+        features = table.features
+        images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+        classes = [name for name, kind in features.items() if type(kind).__name__ == "ClassLabel"]
         classes = classes or [name for name in ("label", "labels") if name in features]
         if not images or not classes:
             raise BadInput(f"{self.name} needs a column of images and a column label")
-        column = table.features[classes[0]]
+        column = features[classes[0]]
         for row, value in enumerate(table[classes[0]]):
             label = column.int2str(value) if hasattr(column, "int2str") else str(value)
             stamp = f"{table._fingerprint} {row}"
@@ -292,7 +289,6 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
 def _array_pairs(
     arrays: dict[str, NDArray[Any]], file: Path
 ) -> list[tuple[SplitName | None, NDArray[Any], NDArray[Any]]]:
-    """Images and labels of each split of an npz."""
     if {"x", "y"} <= set(arrays):
         return [(None, arrays["x"], arrays["y"])]
     found = {}

@@ -145,15 +145,22 @@ def worst_cases(
     Thresholds come from clean cal images, or from the clean record of these images if the run has
     none. `on_message` is told why a record has no figures.
     """
-    found = list[ScoredWorstCase]()
+    found, con = list[ScoredWorstCase](), dict[str, WorstCase]()
     aims = [(record, aimed_rejector(record)) for record in records]
     for record, text in sorted(aims, key=lambda aim: aim[1] == evaluation.texts.get(BASELINE)):
         try:
             found += [_scored(evaluation, loaded, record, text, records)] if text else []
         except BadInput as reason:
             on_message(f"{record.label} (n={len(record.y)}) without figures: {reason}")
-    con = [entry for entry in found if entry.row.rejector == BASELINE]
-    return [_against(entry, con) for entry in found]
+    for entry in found[::-1]:  # the first one of the same images counts
+        if entry.row.rejector == BASELINE:
+            con[entry.record.metadata["data"]] = entry.case
+    for at, entry in enumerate(found):
+        other = con.get(entry.record.metadata["data"])
+        if other is not None and entry.row.rejector != BASELINE:
+            gap = entry.case.augrc_difference(other)
+            found[at] = entry._replace(row=replace(entry.row, augrc_vs_con=gap))
+    return found
 
 
 def _scored(
@@ -166,26 +173,16 @@ def _scored(
     name = next((name for name, known in evaluation.texts.items() if known == text), None)
     if name is None or not can_score(evaluation.score_for(name, record), record):
         raise BadInput(f"{text} is not scored here")
-    clean = clean_of(record, records)
+    split, clean = record.metadata["split"], clean_of(record, records)
     if clean is None:
-        raise BadInput(f"there is no clean record of its images; demur attack {loaded.run.name}"
-                       f" clean --split {record.metadata['split']} makes it")  # fmt: skip
+        make = f"demur attack {loaded.run.name} clean --split {split}"
+        raise BadInput(f"there is no clean record of its images; {make} makes it")
     case = worst_case_of(evaluation.score_for(name, record), record, clean)
-    has_cal = name in evaluation.thresholds and record.metadata["split"] != "cal"
+    has_cal = name in evaluation.thresholds and split != "cal"
     chosen_on = loaded.clean("cal") if has_cal else clean
     scores = values(evaluation.score_for(name, chosen_on), chosen_on)
-    origin = f"{'held-out cal' if has_cal else clean.metadata['split']} images, clean"
+    origin = f"{'held-out cal' if has_cal else split} images, clean"
     row = WorstCaseRow.of(case, name, scores, chosen_on.correct, origin)
     row = replace(row, attack=record.label, record=record.digest)
     wrong = np.where(clean.correct[: len(record.y)], -np.inf, case.clean)
     return ScoredWorstCase(record, row, case, WorstCase.of(case.clean, wrong))
-
-
-def _against(entry: ScoredWorstCase, con: Sequence[ScoredWorstCase]) -> ScoredWorstCase:
-    """The entry with its difference to a record of confidence on the same images."""
-    data = entry.record.metadata["data"]
-    other = next((one for one in con if one.record.metadata["data"] == data), None)
-    if other is None or entry.row.rejector == BASELINE:
-        return entry
-    gap = entry.case.augrc_difference(other.case)
-    return entry._replace(row=replace(entry.row, augrc_vs_con=gap))

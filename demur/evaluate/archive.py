@@ -29,6 +29,7 @@ from demur.files.atomic import replace_folder, write_json
 from demur.files.output_paths import check_output_folder
 from demur.files.signatures import check_private_key, sign_folder
 from demur.progress import ignore
+from demur.recipes import Recipe
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rejectors.rule import Score
 from demur.runs import Record, Run
@@ -57,34 +58,32 @@ def archive(
     fitted: Sequence[str] = (),
     sign: str | Path | None = None,
 ) -> Run:
-    """Write the archive of a run.
+    """Write the archive of a run, and return it as a run without weights.
 
-    Args:
-        loaded: The run; its clean cal record is made if it has none.
-        target: Folder to write, which must not exist unless `again`.
-        only: Names of rejectors; if given, records are scores-only with these, Con and T-Con.
-            Records of corruptions have no T-Con. They have Con only if R-Con is named.
-        on_progress: Function that is called with (records done, records in all).
-        again: Replace an earlier archive of the same weights that contains nothing more.
-        fitted: Names of rejectors that are fitted to features; if given, the scores of other
-            fitted rejectors are left out. Without it all are stored, at all settings of the paper.
-        sign: A private key in a PEM file, which signs the folder.
-
-    Returns:
-        The archive as a run without weights.
+    `only` names rejectors: records are then scores-only, with these, Con and T-Con; those of
+    corruptions have no T-Con, and Con only if R-Con is named. `fitted` names rejectors that are
+    fitted to features: the scores of others are left out, while without it all are stored, at all
+    settings of the paper. `again` replaces an archive of the same weights that contains nothing
+    more, `sign` is a private key in a PEM file, and `on_progress` gets (records done, in all).
     """
     check_private_key(sign)
-    every = _fitted_rejectors(loaded)
-    named = _rejectors_by_spec(loaded, only)
-    con = loaded.run.recipe.rejectors()[BASELINE]
-    kept = {show(con, full=True): con, **named} if only else _named_of(every, loaded, fitted)
+    recipe = loaded.run.recipe
+    rejectors = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
+    every = {show(one, full=True): one for one in rejectors if not isinstance(one, Score)}
+    named = _named(recipe, only or fitted, every, bool(only))
+    con = recipe.rejectors()[BASELINE]
+    kept = {show(con, full=True): con, **named} if only else named or every
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
-        certificates, records = _certificates(loaded.run), _records(loaded)
+        paths = sorted((loaded.run.path / "certificates").glob("*.json"))
+        certificates = {path.name: read_metadata(path, CERTIFICATE, REMEDY) for path in paths}
+        records = _records(loaded)
         _ = loaded.run.metrics_state  # raises if metrics.jsonl, which is copied, was changed
         binding = ThresholdResolver(loaded.clean, loaded.device)
         scores = _fit(kept, records, binding, bool(only))
-        scorer = _Scorer(loaded.run, kept, named, {*every} - {*kept}, scores, binding.fitted)
+        scorer = _Scorer(
+            loaded.run, kept, named if only else {}, {*every} - {*kept}, scores, binding.fitted
+        )
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
@@ -111,29 +110,19 @@ def _check_nothing_lost(target: Path, records: Sequence[Record]) -> None:
     """Raise ArchiveKeepsLess if the target contains a record or a score that these lack."""
     if not (target / COPIED_FILES[0]).is_file():
         return
-    new, existing = {record.digest: record for record in records}, Run(target)
-    for split in existing.recipe.data.splits:
-        for old in existing.records(split):
-            if _has_less(new.get(old.digest), old):
-                raise ArchiveKeepsLess(
-                    f"{target} keeps more of {old.label} than this copy would; name another folder"
-                )
-
-
-def _has_less(new: Record | None, old: Record) -> bool:
-    """Whether a record contains less than an earlier one with the same digest."""
-    if new is None or (new.scores_only and not old.scores_only):
-        return True
-    lost = set(old.stored_scores) - set(new.stored_scores)
-    if is_corruption(old.metadata):  # earlier archives of corruptions have these too
-        lost -= {TRUE, show(Con(), full=True)}
-    return new.scores_only == old.scores_only and bool(lost)
-
-
-def _certificates(run: Run) -> dict[str, Json]:
-    """Certificates of a run by file name; BadInput if one is damaged."""
-    paths = sorted((run.path / "certificates").glob("*.json"))
-    return {path.name: read_metadata(path, CERTIFICATE, REMEDY) for path in paths}
+    copies, existing = {record.digest: record for record in records}, Run(target)
+    for old in (one for split in existing.recipe.data.splits for one in existing.records(split)):
+        new, scores = copies.get(old.digest), set(old.stored_scores)
+        if is_corruption(old.metadata):  # earlier archives of corruptions have these too
+            scores -= {TRUE, show(Con(), full=True)}
+        if new is not None and new.scores_only == old.scores_only:
+            kept = scores <= set(new.stored_scores)
+        else:
+            kept = new is not None and old.scores_only
+        if not kept:
+            raise ArchiveKeepsLess(
+                f"{target} keeps more of {old.label} than this copy would; name another folder"
+            )
 
 
 def write_archive(
@@ -158,36 +147,20 @@ def write_archive(
         sign_folder(folder, sign)
 
 
-def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Rejector]:
-    """Rejectors of these names by their full spec."""
-    known = loaded.run.recipe.rejectors()
-    only = [loaded.run.recipe.find_rejector(name) for name in only]
-    for name in only:
-        if isinstance(pair := known[name], Coupled):
-            parts = [part for part, other in known.items() if other in (pair.gate, pair.score)]
-            raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
-    return {show(known[name], full=True): known[name] for name in only}
-
-
-def _named_of(
-    every: Mapping[str, Rejector], loaded: LoadedRun, names: Sequence[str]
+def _named(
+    recipe: Recipe, names: Sequence[str], every: Mapping[str, Rejector], only: bool
 ) -> dict[str, Rejector]:
-    """The fitted rejectors with these names, or all without names."""
-    recipe, chosen = loaded.run.recipe, dict[str, Rejector]()
-    for name in names:
-        found = recipe.find_rejector(name)
-        text = show(recipe.rejectors()[found], full=True)
-        if text not in every:
-            raise BadInput(f"{found} is not fitted to features; archives have its score anyway")
-        chosen[text] = every[text]
-    return chosen or dict(every)
-
-
-def _fitted_rejectors(loaded: LoadedRun) -> dict[str, Rejector]:
-    """Rejectors that have to be fitted, by their full spec."""
-    recipe = loaded.run.recipe
-    every: list[Rejector] = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
-    return {show(one, full=True): one for one in every if not isinstance(one, Score)}
+    """Rejectors of these names by their full spec; unless `only`, they must be fitted ones."""
+    known, chosen = recipe.rejectors(), dict[str, Rejector]()
+    for name in map(recipe.find_rejector, names):
+        one, text = known[name], show(known[name], full=True)
+        if only and isinstance(one, Coupled):
+            parts = [part for part, other in known.items() if other in (one.gate, one.score)]
+            raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
+        if not only and text not in every:
+            raise BadInput(f"{name} is not fitted to features; archives have its score anyway")
+        chosen[text] = one
+    return chosen
 
 
 def _records(loaded: LoadedRun) -> list[Record]:
@@ -201,8 +174,7 @@ def _records(loaded: LoadedRun) -> list[Record]:
     for record in found:
         attack, split = str(record.metadata["attack"]), str(record.metadata["split"])
         key = (split, attack if attack == clean else record.digest, len(record.y))
-        if key not in fullest or _fullness(record) > _fullness(fullest[key]):
-            fullest[key] = record
+        fullest[key] = max(fullest.get(key, record), record, key=_fullness)
     return list(fullest.values())
 
 
@@ -229,8 +201,6 @@ def _fit(
 
 @dataclass(frozen=True)
 class _Scorer:
-    """Makes the archived copies of the records of a run."""
-
     run: Run
     rejectors: Mapping[str, Rejector]  # whose scores are stored, by full spec
     named: Mapping[str, Rejector]  # in scores-only archives: those that the user named
@@ -253,10 +223,10 @@ class _Scorer:
             metadata |= by
         if self.named:
             stored = self._keep_scores_only(record, stored, arrays, metadata)
-        if "logits" not in arrays:
-            for name in _other_norms(record):  # the largest is in the metadata instead
-                if (size := arrays.pop(f"size_{name}", None)) is not None:
-                    metadata[f"largest_{name}"] = float(size.max())
+        for name in ("linf", "l2") if "logits" not in arrays else ():
+            measured = not is_corruption(metadata) and (name == "linf" or "L2" in metadata["spec"])
+            if not measured and (size := arrays.pop(f"size_{name}", None)) is not None:
+                metadata[f"largest_{name}"] = float(size.max())
         if stored:
             arrays["scores"] = torch.stack(list(stored.values()))
         return Record(arrays, metadata | {"scores": list(stored)})
@@ -289,13 +259,6 @@ class _Scorer:
         return {text: stored[text] for text in kept} | true
 
 
-def _other_norms(record: Record) -> tuple[str, ...]:
-    """Norms that the attack is not measured in; a corruption is measured in none."""
-    if is_corruption(record.metadata):
-        return "linf", "l2"
-    return () if "L2" in record.metadata["spec"] else ("l2",)
-
-
 def pack(
     loaded: LoadedRun,
     target: Path,
@@ -303,24 +266,12 @@ def pack(
     on_progress: Callable[[int, int], None] = ignore,
     sign: str | Path | None = None,
 ) -> Run:
-    """Write the pack of a run.
+    """Write the pack of a run: the first `count` images of each record; return it as a run.
 
     Features are stored in half precision. A clean fit record of as many images is added, on
     which rejectors are fitted, so a new rejector gets its rows without the net and without the
-    data.
-
-    Args:
-        loaded: The run, with weights; the clean fit record is made if it has none.
-        target: Folder to write, which must not exist.
-        count: Images of each record, the first ones.
-        on_progress: Function that is called with (records done, records in all).
-        sign: A private key in a PEM file, which signs the folder.
-
-    Returns:
-        The pack as a run without weights.
-
-    Raises:
-        BadInput: The target exists, the count is not positive, or no record has features.
+    data. BadInput is raised if the target exists, the count is not positive, or no record has
+    features. `on_progress` and `sign` are as in `archive`.
     """
     check_private_key(sign)
     if count < 1:

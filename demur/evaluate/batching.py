@@ -51,7 +51,9 @@ def attack_in_batches(
         longest = max(stop - start for start, stop in round_pieces)
         own = round_pieces[here.rank : here.rank + 1]
         own_x_adv, out_of_memory = _craft_piece(craft, images, own, longest, size)
-        if _any_process(out_of_memory, images.y.device):
+        failed = torch.tensor([int(out_of_memory)], device=images.y.device)
+        here.all_reduce([failed])
+        if failed:  # in any process
             if size == 1:
                 raise BadInput(
                     "there is not enough memory to attack a single image; use a smaller net"
@@ -93,13 +95,6 @@ def _craft_piece(
     return nothing, True
 
 
-def _any_process(condition: bool, device: torch.device) -> bool:
-    """Whether the condition is true in any process."""
-    count = torch.tensor([int(condition)], device=device)
-    distributed.current().all_reduce([count])
-    return bool(count)
-
-
 def _piece_name(piece: Piece, content: bytes) -> str:
     """File name of a piece; the digest covers the range, so that a renamed file is damaged."""
     images = f"{piece[0]}-{piece[1]}"
@@ -108,7 +103,7 @@ def _piece_name(piece: Piece, content: bytes) -> str:
 
 def _read_pieces(parts: Path, images: Images) -> dict[Piece, Tensor]:
     """Adversarial examples of finished batches, without damaged, overlapping or foreign ones."""
-    found: dict[Piece, Tensor] = {}
+    found = dict[Piece, Tensor]()
     for path in parts.iterdir() if parts.is_dir() else ():
         if named := re.fullmatch(r"(\d+)-(\d+)-[0-9a-f]{16}", path.name):
             piece, content = (int(named[1]), int(named[2])), path.read_bytes()
@@ -116,9 +111,10 @@ def _read_pieces(parts: Path, images: Images) -> dict[Piece, Tensor]:
                 x_adv = tensors_of(content)["x_adv"]
                 if x_adv.shape == images.pixels[slice(*piece)].shape:
                     found[piece] = x_adv
-    disjoint: dict[Piece, Tensor] = {}
     first = 0
-    for piece in sorted(found):
-        if piece[0] >= first:
-            disjoint[piece], first = found[piece], piece[1]
-    return disjoint
+    for start, stop in sorted(found):
+        if start < first:
+            del found[start, stop]
+        else:
+            first = stop
+    return found

@@ -31,17 +31,11 @@ CleanRecord = Callable[..., Record]
 
 @dataclass(frozen=True)
 class BoundSpec(Generic[S]):
-    """A spec that can be called, with the thresholds and fits that it uses.
-
-    Attributes:
-        spec: The spec, with fitted rejectors and thresholds that are numbers.
-        thresholds: Chosen thresholds by the text of their criterion.
-        fitted: Digests of the records that rejectors were fitted on, by the rejector's text.
-    """
+    """A spec that can be called, with the thresholds and fits that it uses."""
 
     spec: S
-    thresholds: dict[str, float]
-    fitted: dict[str, str]
+    thresholds: dict[str, float]  # that were chosen, by the text of their criterion
+    fitted: dict[str, str]  # digests of the records of the fits, by the text of the rejector
 
 
 @dataclass
@@ -54,10 +48,7 @@ class ThresholdResolver:
     fitted: dict[str, str] = field(default_factory=dict)
 
     def choose_threshold(self, score: Score, at: OperatingPoint) -> float:
-        """Threshold of a fitted score at an operating point, on clean images of its split.
-
-        Raises BadInput if the data set has no such split.
-        """
+        """Threshold of a fitted score at an operating point, on clean images of its split."""
         record = self.clean(at.split, *image_rejectors(score))
         return at.threshold(values(score, record), record.correct)
 

@@ -47,12 +47,10 @@ class IssuedCertificate:
 
     @property
     def rejector(self) -> str:
-        """Name of the rejector in the recipe."""
         return str(self.metadata["rejector"])
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Threshold of each score of the rejector."""
         return tuple(float(t) for t in self.metadata["thresholds"])
 
     def covers(self, record: Record) -> bool:
@@ -97,27 +95,28 @@ def issue(
 ) -> IssuedCertificate:
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
-    Args:
-        loaded: The run.
-        name: The rejector: its name in the recipe, a spec as text, a class or an instance.
-        guarantee: Quantity and level to guarantee, such as Risk(0.05).
-        confidence: Probability that the guarantee holds; None takes the guarantee's own.
-        label: Name of the attack.
-        attack: Attack on the cal images; the certificate is valid under this attack only.
-
-    Returns:
-        The certificate. Uncertified is raised if no threshold gives the guarantee.
+    The rejector is given by its name in the recipe, a spec as text, a class or an instance. The
+    certificate is valid under the attack only; `label` is its name. None as the confidence takes
+    the guarantee's own. Uncertified is raised if no threshold gives the guarantee.
     """
-    run = loaded.run
-    ((name, rejector),) = rejectors_named(name, run.recipe).items()
+    ((name, rejector),) = rejectors_named(name, loaded.run.recipe).items()
     rejector = loaded.fitted(rejector)
     cal = attacked_cal(loaded, label, attack, tuple(image_rejectors(rejector)))
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
     about = {"rejector": name, "rejector_spec": score_key(rejector), "fitted": binding.fitted}
     certificate = IssuedCertificate(about | _metadata(loaded, found, cal))
-    with run.writing():
-        return _write_or_read(_path(run, certificate), certificate)
+    with loaded.run.writing():
+        path = _path(loaded.run, certificate.metadata)
+        if not path.exists():
+            write_json(path, certificate.metadata)
+            return certificate
+        stored = IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
+        if stored.thresholds != certificate.thresholds:
+            raise BadInput(
+                f"{path} has the same guarantee with other thresholds; delete it to make another"
+            )
+        return stored
 
 
 def certify_record(
@@ -147,30 +146,15 @@ def attack_under(loaded: LoadedRun, label: str, name: AnyName) -> tuple[str, Att
     return label, replace(spec, rejector=rejector)
 
 
-def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:
-    """Write a certificate, or read an equal one; BadInput if the stored thresholds differ."""
-    if not path.exists():
-        write_json(path, certificate.metadata)
-        return certificate
-    stored = IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
-    if stored.thresholds != certificate.thresholds:
-        raise BadInput(
-            f"{path} has the same guarantee with other thresholds; delete it to make another"
-        )
-    return stored
-
-
 def issued_certificates(run: Run) -> list[IssuedCertificate]:
     """Certificates of the run's weights, sorted by rejector and guarantee."""
     found = [
         IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
         for path in (run.path / "certificates").glob("*.json")
     ]
-    weights = run.checkpoint["weights"]
-    own = [one for one in found if one.metadata["weights"] == weights]
-    return sorted(
-        own, key=lambda one: (one.rejector, one.metadata["guarantee"], one.metadata["on"])
-    )
+    own = [one for one in found if one.metadata["weights"] == run.checkpoint["weights"]]
+    order = ("rejector", "guarantee", "on")
+    return sorted(own, key=lambda one: [one.metadata[key] for key in order])
 
 
 def retest(
@@ -189,12 +173,10 @@ def retest(
     among = {"risk": accept, "tpr": correct, "coverage": np.ones_like(accept)}[quantity]
     counted = ~correct if quantity == "risk" else accept
     hits, trials = int((counted & among).sum()), int(among.sum())
-    level, is_upper_bound = float(certificate.metadata["level"]), quantity == "risk"
-    interval = Interval(
-        float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
-    )
+    level, bounds = float(certificate.metadata["level"]), (lower_bound, upper_bound)
+    interval = Interval(*(float(bound(hits, trials, 0.025)) for bound in bounds))
     observed = hits / trials if trials else None
-    verdict = _verdict(observed, interval, level, is_upper_bound)
+    verdict = _verdict(observed, interval, level, is_upper_bound=quantity == "risk")
     return Retest(
         str(certificate.metadata["sentence"]), record.label, certificate.covers(record), quantity,
         level, observed, interval, hits, trials, float(accept.mean()), verdict,
@@ -214,8 +196,7 @@ def retests(
     specs |= {name: score_key(r) for name, r in scores.items() if isinstance(r, Rejector)}
     tested = []
     for made in issued_certificates(loaded.run):
-        lines: list[Retest] = []
-        name = made.rejector
+        lines, name = list[Retest](), made.rejector
         score = scores.get(name)
         if score is not None and specs.get(name) == made.metadata["rejector_spec"]:
             known = [r for r in ordered if can_score(score, r)]
@@ -256,7 +237,6 @@ def attacked_cal(
 
 
 def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, Any]:
-    """Metadata of a certificate: the guarantee, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
     attacked_by += " (clean where it finds no accepted error)" if found.under else ""
@@ -280,9 +260,8 @@ def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, A
     }
 
 
-def _path(run: Run, certificate: IssuedCertificate) -> Path:
+def _path(run: Run, values: dict[str, Any]) -> Path:
     """Path of a certificate: one file per rejector, guarantee, confidence and attack."""
-    values = certificate.metadata
     parts = (values["rejector"], values["guarantee"], f"{values['confidence']:g}", values["on"])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts)).strip("-")[:100]
     exact = (values["rejector_spec"], values["attack"], values["cal_record"], *parts)

@@ -14,10 +14,9 @@ ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Count the images whose output differs between two forward passes, and zero gradients.
+    """Count images whose output differs between two fp32 passes, and zero gradients, of PROBED.
 
-    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32. Zero gradients are not
-    counted for a `QueryModel`, which has none.
+    Zero gradients are not counted for a `QueryModel`, which has none.
     """
     x, y = x[:PROBED], y[:PROBED]
     with tf32("fp32"):

@@ -38,13 +38,12 @@ def values(score: Score, record: Record) -> FloatArray:
     if isinstance(score, StoredScore) or record.scores_only:
         return _stored(record, _text(score))
     score, rejectors = with_columns(score)
-    columns = [_stored(record, rejector.key) for rejector in rejectors]
-    parts = [part for part, _ in score.rule(0.0).pairs]
-    devices = [next(part.buffers()).device for part in parts if isinstance(part, FittedScore)]
-    device = devices[0] if devices else record.y.device
+    columns = [torch.from_numpy(_stored(record, rejector.key)) for rejector in rejectors]
+    fitted = (part for part, _ in score.rule(0.0).pairs if isinstance(part, FittedScore))
+    device = next((next(part.buffers()).device for part in fitted), record.y.device)
     with torch.no_grad():
-        out = add_columns(record.output, [torch.from_numpy(column) for column in columns])
-        found: FloatArray = score(out.to(device)).double().cpu().numpy()
+        out = add_columns(record.output, columns).to(device)
+        found: FloatArray = score(out).double().cpu().numpy()
     return found
 
 
@@ -109,6 +108,5 @@ class JsonFields:
     """Base of dataclasses that are written to JSON."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
         found: dict[str, Any] = to_json(self)
         return found

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, get_args
@@ -82,8 +81,7 @@ class RecordOptions:
     keep_features: bool = True
     rejectors: tuple[ImageRejector, ...] = ()
 
-    def check(self) -> None:
-        """Raise BadInput if a number is out of range."""
+    def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise BadInput(f"batch_size must be at least 1, not {self.batch_size}")
         if self.keep_images < 0:
@@ -115,7 +113,12 @@ class LoadedRun:
         engine: str = "auto",
         on_message: Callable[[str], None] = ignore,
     ) -> None:
-        self.run, self.device = run, _as_device(device)
+        given: Any = device
+        if not isinstance(given, torch.device | str):
+            kind = type(given).__name__
+            raise BadInput(f"device must be a torch.device or a name such as 'cpu', not {kind}")
+        self.run = run
+        self.device = device_by_name(device) if isinstance(device, str) else device
         self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
@@ -156,14 +159,14 @@ class LoadedRun:
         self, rejectors: Sequence[ImageRejector], x: Tensor, out: Output
     ) -> dict[str, Tensor]:
         """Scores (N each, on the CPU) of images and the net's output for them, by their key."""
-        found: dict[str, list[Tensor]] = {one.key: [] for one in rejectors}
-        rows = torch.arange(len(x)).split(VERDICT_BATCH)
-        with tf32("fp32"), torch.no_grad():
-            for one, some in product(rejectors, rows):
-                at = x[some].to(self.device), out.select(some).to(self.device)
-                found[one.key].append(values_on_images(one, self.net, *at).float().cpu())
-        scores = {key: torch.cat(parts) for key, parts in found.items()}
+        scores = dict[str, Tensor]()
         for one in rejectors:
+            parts = []
+            for some in torch.arange(len(x)).split(VERDICT_BATCH):
+                batch = x[some].to(self.device), out.select(some).to(self.device)
+                with tf32("fp32"), torch.no_grad():
+                    parts.append(values_on_images(one, self.net, *batch).float().cpu())
+            scores[one.key] = torch.cat(parts)
             name = f"scores of {type(one).__name__}"
             raise_if_invalid(name, scores[one.key], "use -inf to reject an image")
         return scores
@@ -241,13 +244,12 @@ class LoadedRun:
         found = next((split for split in splits if split == name), None)
         if found is None:
             raise BadInput(f"no split is called {name!r}; {suggestion(name, splits)}")
-        if found not in self.run.recipe.data.splits:
-            data = show(self.run.recipe.data)
-            raise BadInput(f"{data} has no {name} images; train with split=held-out")
+        if found not in (data := self.run.recipe.data).splits:
+            raise BadInput(f"{show(data)} has no {name} images; train with split=held-out")
         return found
 
     def images(self, options: RecordOptions) -> Images:
-        """Images of the split to attack, on the device."""
+        """Images to attack, on the device."""
         images = self.checked_split(options.split)
         return (images if options.n is None else images.first(options.n)).to(self.device)
 
@@ -279,10 +281,12 @@ class LoadedRun:
         It has the scores of these image rejectors too.
         """
         at = f"{split} {self.model_key or ''}"
-        if at not in self._clean and (archived := self._archived_clean(split)) is not None:
-            self._clean[at] = archived
-        known = self._clean[at].stored_scores if at in self._clean else None
-        if known is None or not {one.key for one in rejectors} <= {*known}:
+        if at not in self._clean and not self.run.has_weights:  # an archive: none can be made
+            for record in self.run.records(split):
+                if record.metadata.get("archive") and record.metadata["attack"] == digest(Clean()):
+                    self._clean.setdefault(at, record)
+        needed = {one.key for one in rejectors}
+        if at not in self._clean or not needed <= {*self._clean[at].stored_scores}:
             options = RecordOptions(split, keep_images=0, rejectors=rejectors)
             self._clean[at] = run_attack(self, "clean", Clean(), options)
         return self._clean[at]
@@ -297,14 +301,6 @@ class LoadedRun:
                 right += int((prediction(self.net(x)) == y).sum())
         labels, classes = images.y[rows].cpu().numpy(), self.run.recipe.data.domain.classes
         return ChanceTest.of(right, labels, classes, "test")
-
-    def _archived_clean(self, split: str) -> Record | None:
-        """Clean record of an archive, which has no weights to make another; None for a run."""
-        if self.run.has_weights:
-            return None
-        clean = digest(Clean())
-        records = (r for r in self.run.records(split) if r.metadata.get("archive"))
-        return next((r for r in records if r.metadata["attack"] == clean), None)
 
 
 def run_attack(
@@ -335,11 +331,11 @@ def run_attack(
         >>> record = run_attack(loaded, "pgd-3", attack, RecordOptions(n=20))
         >>> accuracy = record.correct.mean()
     """
-    options.check()
     here, images = distributed.current(), loaded.images(options)
     attack = loaded.fitted(attack)
     bound = resolve_thresholds(attack, loaded.clean, loaded.device)
-    making = _Recording(loaded, attack, images, options, bound)
+    rejectors = image_rejectors(attack, options.rejectors)
+    making = _Recording(loaded, attack, images, options, bound, rejectors)
     inputs, folder = making.inputs(), loaded.run.records_folder
     key = identity(**inputs)
     if (finished := here.broadcast(making.finished(key))) is not None:
@@ -366,16 +362,6 @@ def run_attack(
     return read_record(written)
 
 
-def _as_device(device: object) -> torch.device:
-    """A torch.device from itself or its name; BadInput for anything else."""
-    if isinstance(device, torch.device):
-        return device
-    if isinstance(device, str):
-        return device_by_name(device)
-    kind = type(device).__name__
-    raise BadInput(f"device must be a torch.device or a name such as 'cpu', not {kind}")
-
-
 @dataclass(frozen=True)
 class _Recording:
     """One attack on some images of a run, and the record that is made of it."""
@@ -385,6 +371,7 @@ class _Recording:
     images: Images
     options: RecordOptions
     bound: BoundSpec[Attack]
+    rejectors: list[ImageRejector]  # whose scores the record stores
 
     def inputs(self) -> dict[str, Any]:
         """Everything that determines a record; the digest of these values identifies it."""
@@ -409,17 +396,10 @@ class _Recording:
             inputs["precision"] = loaded.precision
         return inputs
 
-    @property
-    def rejectors(self) -> list[ImageRejector]:
-        """The image rejectors whose scores the record stores."""
-        return image_rejectors(self.attack, self.options.rejectors)
-
     def finished(self, key: str) -> Path | None:
         """Path of the finished record with all scores that are asked for; None without it."""
         path = finished_record(self.loaded.run.records_folder, self.options.split, key)
-        if path is None or not self.rejectors:
-            return path
-        known = read_record(path).stored_scores
+        known = read_record(path).stored_scores if path and self.rejectors else {}
         return path if all(one.key in known for one in self.rejectors) else None
 
     def provenance(self) -> dict[str, Any]:
@@ -447,10 +427,9 @@ class _Recording:
         return attack_in_batches(craft, images, size, parts, on_progress)
 
     def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> Path:
-        """Evaluate the net on adversarial examples and write the record to the folder of records.
+        """Evaluate the net on adversarial examples and write the record, first into `folder`.
 
-        It is written into the locked `folder` first, so that it appears complete. An earlier record
-        that lacks the scores of image rejectors is replaced.
+        An earlier record that lacks the scores of image rejectors is replaced.
         """
         net = self.loaded.net
         x, y = self.images.batch(slice(None))

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur import metrics
@@ -27,8 +28,8 @@ from demur.evaluate.record_scores import (
     values,
 )
 from demur.evaluate.recording import LoadedRun
-from demur.metrics import BoolArray, Difference, FloatArray, Interval, OperatingStats, Resamples
-from demur.output import Output, label_entry, log_probabilities, mask_label, prediction
+from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
+from demur.output import label_entry, log_probabilities, mask_label, prediction
 from demur.recipes import AnyName, rejectors_named
 from demur.rejectors import Con, TooFewImages
 from demur.rejectors.image_scores import image_rejectors
@@ -183,18 +184,11 @@ class RejectorEvaluation:
         rejectors: Mapping[str, Rejector] | Iterable[AnyName] | None = None,
         records: Iterable[Record] | None = None,
     ) -> "RejectorEvaluation":
-        """Fit the rejectors of a run and choose their thresholds on clean cal images.
+        """Fit the rejectors of a run and choose their thresholds, at a TPR, on clean cal images.
 
-        Args:
-            loaded: The run.
-            level: TPR of the thresholds: the share of correct predictions to accept.
-            rejectors: Rejectors by name; None takes those of the recipe. A list adds to these:
-                classes, instances or texts such as "myrej:Gini(power=2)".
-            records: Records to score; None takes those of the test split. Rejectors are fitted if
-                one of them has features; otherwise their stored scores are read.
-
-        Returns:
-            The evaluation. `unavailable` names the rejectors that could not be fitted or read.
+        A list of rejectors (classes, instances or texts such as "myrej:Gini(power=2)") is added to
+        those of the recipe; a mapping replaces them. They are fitted if one of the records to score
+        (None takes the test split) has features; otherwise their stored scores are read.
         """
         recipe, model = loaded.run.recipe, loaded.model_key
         if not isinstance(rejectors, Mapping):
@@ -221,18 +215,11 @@ class RejectorEvaluation:
         return StoredScore(self.texts[name]) if record.scores_only else self.scores[name]
 
     def score_record(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
-        """Score a record with every rejector.
+        """Score a record with every rejector; oracles come last.
 
-        Args:
-            record: A record of the run.
-            oracles: Scores (N each) by name that use the labels; they get paper rows only.
-
-        Returns:
-            The record with its summary and its rows, oracles last.
-
-        Raises:
-            BadInput: The record lacks confidence, which other scores are compared with, or it is
-                of another model than the thresholds.
+        `oracles` are scores (N each) by name that use the labels; they get paper rows only.
+        BadInput is raised if the record lacks confidence, which other scores are compared with, or
+        is of another model than the thresholds.
         """
         if self.loaded is not None:
             if record.metadata.get("model") != self.loaded.model_key:
@@ -332,10 +319,9 @@ class Baseline:
         self.record, correct = record, record.correct
         self.value = values(evaluation.score_for(BASELINE, record), record)
         self.resamples = Resamples.of(len(correct))
-        self.paper = metrics.paper_stats(self.value, correct, evaluation.level)
-        self.paper_resampled = self.resamples.paper_accuracies(
-            self.value, correct, evaluation.level
-        )
+        at = self.value, correct, evaluation.level
+        self.paper = metrics.paper_stats(*at)
+        self.paper_resampled = self.resamples.paper_accuracies(*at)
         if BASELINE in evaluation.thresholds:
             accept = self.value >= evaluation.thresholds[BASELINE]
             self.deploy = metrics.stats_of_verdicts(accept, correct)
@@ -348,6 +334,12 @@ def summary(record: Record) -> Summary:
     attacked = record.metadata["attack"] != digest(Clean()) and not is_corruption(record.metadata)
     just_past, just_before = boundary_counts(record) if attacked else (0, 0)
     untouched = correct & (record.arrays["size_linf"] == 0).numpy() if attacked else np.zeros(1)
+    largest = {  # a scores-only record may have a norm in its metadata alone
+        f"largest_{norm}": float(record.arrays[f"size_{norm}"].max())
+        if f"size_{norm}" in record.arrays
+        else float(record.metadata.get(f"largest_{norm}", 0.0))
+        for norm in ("linf", "l2")
+    }
     return Summary(
         attack=record.label,
         spec=record.metadata["spec"],
@@ -355,20 +347,12 @@ def summary(record: Record) -> Summary:
         accuracy=metrics.accuracy(correct),
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
         ece=metrics.ece(values(Con(), record).clip(0, 1), correct),
-        largest_linf=_largest(record, "linf"),
-        largest_l2=_largest(record, "l2"),
+        **largest,
         record=record.digest,
         untouched=float(untouched.mean()),
         just_past=just_past,
         just_before=just_before,
     )
-
-
-def _largest(record: Record, norm: Literal["linf", "l2"]) -> float:
-    """The largest norm; a scores-only record may have it in its metadata alone."""
-    if f"size_{norm}" in record.arrays:
-        return float(record.arrays[f"size_{norm}"].max())
-    return float(record.metadata.get(f"largest_{norm}", 0.0))
 
 
 def boundary_counts(record: Record) -> tuple[int, int]:
@@ -391,18 +375,33 @@ def probe_scores(record: Record) -> dict[str, FloatArray]:
     labels of the record that it scores, which no deployed rejector has. Scores are cross-
     fitted: the model that scores an image was fitted to the other folds.
     """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     if reason := why_unprobed(record):
         raise BadInput(f"the record of {record.label} cannot be probed: {reason}")
-    out = record.output
-    inputs = _probe_inputs(out)
-    scores = {
-        LINEAR: _cross_fit(_linear_model(), inputs, record.correct),
-        TREES: _cross_fit(_tree_model(), inputs, record.correct),
-    }
+    out, correct = record.output, record.correct
+    logs = log_probabilities(out)
+    ordered = logs.sort(-1, descending=True).values
+    predicted = one_hot(prediction(out), logs.shape[-1])
+    inputs = torch.cat([logs, ordered, predicted, out.aux], 1).double()  # N, 3C + H
+    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
+    trees = HistGradientBoostingClassifier(
+        learning_rate=0.05, max_iter=150, max_leaf_nodes=15, min_samples_leaf=40, random_state=0
+    )
+    probes = {LINEAR: (linear, inputs), TREES: (trees, inputs)}
     if out.feature.shape[-1]:
-        both = np.concatenate([inputs, out.feature.double().numpy()], 1)
-        scores[FEATURES] = _cross_fit(_linear_model(), both, record.correct)
-    return scores
+        probes[FEATURES] = (linear, torch.cat([inputs, out.feature.double()], 1))
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+
+    def scores(model: Any, x: Tensor) -> FloatArray:
+        found = cross_val_predict(model, x.numpy(), correct, cv=folds, method="predict_proba")
+        return np.asarray(found[:, 1])
+
+    return {name: scores(*probe) for name, probe in probes.items()}
 
 
 def why_unprobed(record: Record) -> str:
@@ -417,37 +416,3 @@ def why_unprobed(record: Record) -> str:
             "use another attack"
         )
     return ""
-
-
-def _probe_inputs(out: Output) -> FloatArray:
-    """Log-probabilities by class and sorted, predicted class (one-hot) and aux; N, 3C + H."""
-    logs = log_probabilities(out)
-    ordered = logs.sort(-1, descending=True).values
-    predicted = one_hot(prediction(out), logs.shape[-1])
-    inputs: FloatArray = torch.cat([logs, ordered, predicted, out.aux], 1).double().numpy()
-    return inputs
-
-
-def _cross_fit(model: Any, inputs: FloatArray, correct: BoolArray) -> FloatArray:
-    """Probability that each prediction is correct, by a model fitted to the other folds; N."""
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    found = cross_val_predict(model, inputs, correct, cv=folds, method="predict_proba")
-    return np.asarray(found[:, 1])
-
-
-def _linear_model() -> Any:
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
-
-
-def _tree_model() -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    return HistGradientBoostingClassifier(
-        learning_rate=0.05, max_iter=150, max_leaf_nodes=15, min_samples_leaf=40, random_state=0
-    )

@@ -81,8 +81,12 @@ def write_bytes(path: Path, content: bytes) -> str:
 
     A symbolic link stays and its target is written. Pipes and devices are written to directly.
     """
-    if is_stream(path):
-        _write_stream(path, content)
+    if is_standard_output(path):  # append
+        sys.stdout.flush()
+        with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
+            stream.write(content)
+    elif is_stream(path):
+        path.write_bytes(content)
     else:
         _write_atomically(path, content)
     return content_digest(content)
@@ -243,17 +247,6 @@ def exclusive_lock(
         yield
     finally:
         lock.release()
-
-
-def _write_stream(path: Path, content: bytes) -> None:
-    """Write into an existing pipe or device; append if it is standard output."""
-    if is_standard_output(path):
-        sys.stdout.flush()
-        with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
-            stream.write(content)
-    else:
-        with path.open("wb") as stream:
-            stream.write(content)
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

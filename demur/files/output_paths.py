@@ -98,8 +98,7 @@ def is_standard_output(path: Path) -> bool:
 
 def check_svg_file(name: str | None) -> str | None:
     """Return the path of an SVG file that can be written; raise BadInput if not."""
-    suffix = Path(name or "").suffix
-    if suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
+    if Path(name or "").suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
         raise BadInput(f"the figure is an SVG file; name it {Path(str(name)).stem}.svg")
     return check_output_file(name, "svg")
 

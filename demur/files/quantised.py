@@ -40,5 +40,4 @@ def restore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _per_channel(scale: Tensor, tensor: Tensor) -> Tensor:
-    """The scales in a shape that multiplies the first dimension of a tensor."""
     return scale.view(-1, *[1] * (tensor.ndim - 1))

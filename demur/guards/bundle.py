@@ -10,7 +10,7 @@ Loading checks digests, types, shapes and sizes. It runs no code that came with 
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import chain
@@ -137,24 +137,22 @@ def save(
 def check_target(folder: Path) -> None:
     """Raise BadInput if a guard cannot be saved here: something else is in the way."""
     check_output_folder(str(folder), "guard")
-    others = (
-        {one.name for one in folder.iterdir()} - {*FILES, SIGNATURE} if folder.is_dir() else set()
-    )
-    if others:  # the folder is replaced as a whole
+    names = {one.name for one in folder.iterdir()} if folder.is_dir() else set()
+    if others := names - {*FILES, SIGNATURE}:  # the folder is replaced as a whole
         raise BadInput(f"{folder} holds other files, such as {min(others)}; name a new folder")
     if (folder / CONFIG).is_file():
         read_metadata(folder / CONFIG, FORMAT, "it is not a guard's; name a new folder")
 
 
 def _model_config(guard: BaseGuard, factory: str | None) -> dict[str, str | None]:
-    if guard.built_from is not None and factory is None:
-        for spec in guard.built_from:
-            check_readable(spec)
-        net, head = (show(spec, full=True) for spec in guard.built_from)
-        return {"net": net, "head": head, "factory": None}
     if factory is not None:
         _check_factory(factory)
-    return {"net": None, "head": None, "factory": factory}
+    if guard.built_from is None or factory is not None:
+        return {"net": None, "head": None, "factory": factory}
+    for spec in guard.built_from:
+        check_readable(spec)
+    net, head = (show(spec, full=True) for spec in guard.built_from)
+    return {"net": net, "head": head, "factory": None}
 
 
 def _check_factory(factory: str) -> None:
@@ -164,18 +162,15 @@ def _check_factory(factory: str) -> None:
 
 
 def _image_config(guard: BaseGuard, rebuilt: bool) -> dict[str, Any]:
-    channels, height, width = guard.shape
     mean, std = guard.mean, guard.std
     domain = getattr(guard.model, "domain", None)
     if rebuilt and isinstance(domain, Domain):  # the net normalises by itself
         mean, std = domain.mean, domain.std
     return {
-        "channels": channels,
-        "height": height,
-        "width": width,
+        **dict(zip(("channels", "height", "width"), guard.shape, strict=True)),
         "resize": guard.resize,
-        "mean": None if mean is None else list(mean),
-        "std": None if std is None else list(std),
+        "mean": mean,
+        "std": std,
     }
 
 
@@ -187,10 +182,9 @@ def _score_configs(guard: BaseGuard) -> tuple[list[dict[str, Any]], dict[str, Te
         check_readable(part.rejector)
         buffers = dict(part.score.named_buffers()) if isinstance(part.score, FittedScore) else {}
         arrays |= {f"{number}.{name}": tensor for name, tensor in buffers.items()}
-        finite = math.isfinite(part.threshold)
         configs.append({
             "rejector": show(part.rejector, full=True),
-            "threshold": part.threshold if finite else None,
+            "threshold": part.threshold if math.isfinite(part.threshold) else None,
             "arrays": {
                 name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
                 for name, tensor in buffers.items()
@@ -247,16 +241,19 @@ def _guard_of(
         raise BadInput(f"class_names must be 2 to {MAX_CLASSES:,} different words; {REMEDY}")
     if not all(name.isprintable() for name in names):  # may hold escapes for a terminal
         raise BadInput(f"class_names holds a name that cannot be printed; {REMEDY}")
-    mean, std = (_channel_values(image[key], shape[0]) for key in ("mean", "std"))
+    mean, std = (image[key] and tuple(map(float, image[key])) for key in ("mean", "std"))
     if (mean is None) != (std is None):
         raise BadInput(f"image has one of mean and std; {REMEDY}")
+    for values in (mean, std):
+        if values is not None and len(values) != shape[0]:
+            raise BadInput(f"image has {len(values)} values for {shape[0]} channels; {REMEDY}")
     built_from = _built_from(config["model"])
     if built_from is not None and model is None:
         domain = Domain(len(names), shape, mean or (0.0,) * shape[0], std or (1.0,) * shape[0])
         loaded = _load_built(folder, config, built_from, domain)
     else:
         loaded = _made(config["model"]["factory"]) if model is None else model
-        loaded.load_state_dict(_weights(folder, config, loaded))
+        loaded.load_state_dict(_tensors(folder, config, WEIGHTS, loaded.state_dict()))
     loaded.to(device).eval().requires_grad_(False)
     if isinstance(loaded, RejectingNet):
         loaded.freeze_for_inference()
@@ -272,14 +269,6 @@ def _guard_of(
     )  # fmt: skip
 
 
-def _channel_values(values: list[float] | None, channels: int) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    if len(values) != channels:
-        raise BadInput(f"image has {len(values)} values for {channels} channels; {REMEDY}")
-    return tuple(float(value) for value in values)
-
-
 def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:
     if model["net"] is None or model["head"] is None:
         return None
@@ -293,7 +282,6 @@ def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:
 
 
 def _numbers_in(value: Any) -> Iterator[int]:
-    """The whole numbers in a spec."""
     if isinstance(value, Spec):
         for f in fields(value):
             yield from _numbers_in(getattr(value, f.name))
@@ -311,7 +299,7 @@ def _load_built(
     misfit = f"the net cannot be built from its spec; {REMEDY}"
     with bad_input(misfit, WRONG), torch.device("meta"):
         net: nn.Module = built_from.net.build(domain, built_from.head)
-    tensors = _weights(folder, config, net)
+    tensors = _tensors(folder, config, WEIGHTS, net.state_dict())
     net.load_state_dict(tensors, assign=True)
     if any(tensor.is_meta for tensor in chain(net.parameters(), net.buffers())):
         net = built_from.net.build(domain, built_from.head)  # some buffer is not in the file
@@ -319,16 +307,12 @@ def _load_built(
     return net
 
 
-def _weights(folder: Path, config: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
-    return read_tensors(
-        folder / WEIGHTS, _file_digest(config, WEIGHTS), REMEDY, module.state_dict()
-    )
-
-
-def _file_digest(config: dict[str, Any], name: str) -> str:
+def _tensors(
+    folder: Path, config: dict[str, Any], name: str, like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     if name not in config["files"]:
         raise BadInput(f"files has no digest of {name}; {REMEDY}")
-    return str(config["files"][name])
+    return read_tensors(folder / name, config["files"][name], REMEDY, like)
 
 
 def _made(factory: str | None) -> nn.Module:
@@ -360,9 +344,7 @@ def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:
         for number, one in enumerate(configs)
         for name, described in one["arrays"].items()
     }
-    arrays = (
-        read_tensors(folder / ARRAYS, _file_digest(config, ARRAYS), REMEDY, like) if like else {}
-    )
+    arrays = _tensors(folder, config, ARRAYS, like) if like else {}
     found = []
     for number, one in enumerate(configs):
         rejector = read(one["rejector"], VOCABULARY)

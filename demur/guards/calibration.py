@@ -44,7 +44,6 @@ class GuardScore(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in reasons and tables."""
         return show(self.rejector).removesuffix("()").replace("RCon", "R-Con")
 
 
@@ -66,7 +65,7 @@ def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) 
             raise BadInput(f"{name} is {asked[name]:g}; give a share between 0 and 1, such as 0.95")
     if risk is not None:
         return Risk(risk)
-    return Coverage(coverage) if coverage is not None else TPR(0.95 if tpr is None else tpr)
+    return TPR(0.95 if tpr is None else tpr) if coverage is None else Coverage(coverage)
 
 
 def calibrate(
@@ -91,8 +90,10 @@ def calibrate(
     certificate, shortfall = None, None
     try:
         found = certify_threshold(columns, correct, guarantee, confidence, **attacked)
-        thresholds, certificate = found.thresholds, found.to_json()
-        sentence = found.sentence
+        thresholds, sentence = found.thresholds, found.sentence
+        # a threshold that accepts every score is null, as strict JSON needs
+        finite = [t if np.isfinite(t) else None for t in thresholds]
+        certificate = found.to_json() | {"thresholds": finite}
     except Uncertified as error:
         if guarantee.is_upper_bound:
             raise
@@ -112,7 +113,7 @@ def calibrate(
         "confidence": confidence,
         "sentence": sentence,
         "shortfall": shortfall,
-        "certificate": _finite(certificate),
+        "certificate": certificate,
         **decision_figures(accepted, correct),
         **score_histogram(columns[:, -1]),
         "chance_test": chance.to_json(),
@@ -176,19 +177,12 @@ def score_histogram(score: FloatArray) -> dict[str, list[float] | list[int]]:
     return {"score_edges": edges.tolist(), "score_counts": counts.tolist()}
 
 
-def _finite(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The certificate as strict JSON: a threshold that accepts every score is null."""
-    if certificate is None:
-        return None
-    thresholds = [t if np.isfinite(t) else None for t in certificate["thresholds"]]
-    return certificate | {"thresholds": thresholds}
-
-
 def fit_rejector(
     rejector: Rejector, fit: Callable[[], tuple[Output, torch.Tensor]] | None
 ) -> Score:
     """Return the fitted score of a rejector; `fit` gives outputs and labels if it needs them."""
-    if isinstance(rejector, OutputScore | ImageRejector) or _needs_no_fit(rejector):
+    parts = (rejector.gate, rejector.score) if isinstance(rejector, Coupled) else (rejector,)
+    if all(isinstance(part, OutputScore | ImageRejector) for part in parts):
         return as_score(rejector)
     if fit is None:
         raise BadInput(
@@ -196,12 +190,6 @@ def fit_rejector(
             "calibration images"
         )
     return as_score(rejector.fit(*fit()))
-
-
-def _needs_no_fit(rejector: Rejector) -> bool:
-    return isinstance(rejector, Coupled) and all(
-        isinstance(part, OutputScore | ImageRejector) for part in (rejector.gate, rejector.score)
-    )
 
 
 def shown_temperature(rejector: Rejector) -> float:

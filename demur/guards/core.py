@@ -171,7 +171,7 @@ class Guard(BaseGuard):
         return Guard(
             loaded.net, scores, domain.shape,
             _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
-            _temperature(None, spec),
+            shown_temperature(spec),
             bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores),
@@ -277,23 +277,34 @@ def guard(
     """
     guarantee, spec = guarantee_of(tpr, coverage, risk), as_rejector(rejector)
     check_readable(spec)
-    uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
-    spec, uncalibrated = _with_columns(uncalibrated, x_fit, y_fit, spec)
+    spec, uncalibrated = _uncalibrated(spec, model, x_cal, mean, std, x_fit, y_fit)
     out, y = _outputs(uncalibrated, x_cal, y_cal)
     fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    if temperature is None:
+        temperature = shown_temperature(spec)
     return replace(
         uncalibrated, scores=on_device(found.scores, uncalibrated.device),
         calibration=found.figures,
         class_names=_names(class_names, out.logits.shape[1]), resize=resize,
         eps=float(convert_value(eps, UnitInterval, "eps")),
-        temperature=_temperature(temperature, spec),
+        temperature=float(convert_value(temperature, Positive, "temperature")),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
 
 
-def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple[Rejector, Guard]:
-    """The spec with its image rejectors fitted, and the guard whose outputs have their scores."""
+def _uncalibrated(
+    spec: Rejector, model: Model, x_cal: Any, mean: Sequence[float] | None,
+    std: Sequence[float] | None, x_fit: Any, y_fit: Any,
+) -> tuple[Rejector, Guard]:  # fmt: skip
+    """The spec with its image rejectors fitted, and a guard whose outputs have their scores."""
+    if (mean is None) != (std is None):
+        raise BadInput("only one of mean and std is given; give both, or neither")
+    if isinstance(model, nn.Module):
+        model.eval()
+    shape = _shape_of(x_cal)
+    means, stds = _per_channel(mean, shape), _per_channel(std, shape)
+    guard = Guard(model, (), shape, (), mean=means, std=stds)
 
     def images() -> FitImages:
         if x_fit is None:
@@ -304,18 +315,6 @@ def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple
     fitted = fit_on_images(spec, images)
     columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
     return fitted, replace(guard, scores=columns)
-
-
-def _uncalibrated_guard(
-    model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Guard:
-    """A guard without scores and class names."""
-    if (mean is None) != (std is None):
-        raise BadInput("only one of mean and std is given; give both, or neither")
-    if isinstance(model, nn.Module):
-        model.eval()
-    shape = _shape_of(x_cal)
-    return Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
 
 
 def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[dict[str, Any], ...]:
@@ -345,14 +344,10 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
 
 def _shape_of(x_cal: Any) -> Shape:
     """C, H, W of calibration images: tensors have the channels first, arrays last."""
-    if not isinstance(x_cal, Tensor | np.ndarray):
-        raise BadInput(
-            f"x_cal is {type(x_cal).__name__}; give a tensor N, C, H, W or an array N, H, W, C"
-        )
-    if x_cal.ndim != 4:
-        raise BadInput(
-            f"x_cal has shape {tuple(x_cal.shape)}; give a tensor N, C, H, W or an array N, H, W, C"
-        )
+    is_array = isinstance(x_cal, Tensor | np.ndarray)
+    if not is_array or x_cal.ndim != 4:
+        found = f"has shape {tuple(x_cal.shape)}" if is_array else f"is {type(x_cal).__name__}"
+        raise BadInput(f"x_cal {found}; give a tensor N, C, H, W or an array N, H, W, C")
     a, b, c = (int(size) for size in x_cal.shape[1:])
     channels_last = isinstance(x_cal, np.ndarray) and not (a in (1, 3) and c not in (1, 3))
     return (c, a, b) if channels_last else (a, b, c)
@@ -381,12 +376,6 @@ def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
             f"{classes} classes; give one name per class"
         )
     return names
-
-
-def _temperature(given: float | None, rejector: Rejector) -> float:
-    if given is None:
-        return shown_temperature(rejector)
-    return float(convert_value(given, Positive, "temperature"))
 
 
 def _per_channel(values: Sequence[float] | None, shape: Shape) -> tuple[float, ...] | None:

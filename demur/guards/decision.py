@@ -155,13 +155,9 @@ class BaseGuard:
         """Return the result for a batch N, C, H, W of floats in [0, 1] that is already checked."""
         parts = [self._decide_part(part) for part in x.split(batch_size)]
         labels, probabilities, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
-        thresholds = np.array([score.threshold for score in self.scores])
-        accepted = (scores >= thresholds).all(1) & np.isfinite(probabilities).all(1)
-        notes = notes or ("",) * len(x)
-        reasons = tuple(
-            self._reason(bool(accept), values, note)
-            for accept, values, note in zip(accepted, scores.tolist(), notes, strict=True)
-        )
+        accepted = (scores >= np.array(self.thresholds)).all(1) & np.isfinite(probabilities).all(1)
+        each = zip(accepted.tolist(), scores.tolist(), notes or ("",) * len(x), strict=True)
+        reasons = tuple(self._reason(*one) for one in each)
         names = tuple(score.name for score in self.scores)
         return GuardResult(
             labels, accepted, scores, reasons, probabilities, names, self.class_names
@@ -181,15 +177,11 @@ class BaseGuard:
         failed = [(part, value) for part, value in pairs if not value >= part.threshold]
         if not accepted and not failed:
             return "rejected: the output of the net is not a number"
-        shown = pairs if accepted else failed
-        sign = ">=" if accepted else "<"
-        texts = [
-            f"{part.name} {' '.join(_distinct(value, sign, part.threshold))}"
-            for part, value in shown
-        ]
+        decision, sign, shown = ("accepted", ">=", pairs) if accepted else ("rejected", "<", failed)
+        texts = [f"{part.name} {_compared(value, sign, part.threshold)}" for part, value in shown]
         if any(math.isnan(value) for _, value in failed):
             texts = ["a score is not a number"]
-        reason = f"{'accepted' if accepted else 'rejected'}: {' and '.join(texts)}"
+        reason = f"{decision}: {' and '.join(texts)}"
         return f"{reason}; {note}" if note else reason
 
     def output(self, x: Tensor) -> Output:
@@ -219,14 +211,12 @@ class BaseGuard:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Threshold of each score."""
         return tuple(part.threshold for part in self.scores)
 
     @property
     def certificate(self) -> dict[str, Any] | None:
         """The certificate of the thresholds as JSON values; None if they are not certified."""
-        certificate: dict[str, Any] | None = self.calibration.get("certificate")
-        return certificate
+        return self.calibration.get("certificate")
 
     def as_model(self) -> nn.Module:
         """Return a module from images in [0, 1] to an Output, for the attacks of demur."""
@@ -255,13 +245,13 @@ def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
     return torch.tensor(values, dtype=x.dtype, device=x.device).view(-1, 1, 1)
 
 
-def _distinct(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
+def _compared(value: float, sign: str, threshold: float) -> str:
     """Return both numbers with enough digits to tell them apart."""
     for digits in (4, 6, 9, 17):
-        texts = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
-        if texts[0] != texts[1] or value == threshold:
+        left, right = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
+        if left != right or value == threshold:
             break
-    return texts[0], sign, texts[1]
+    return f"{left} {sign} {right}"
 
 
 def _number(value: float) -> float | None:

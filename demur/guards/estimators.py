@@ -136,15 +136,16 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, N, C."""
         inner = self._inner()
+        found: NDArray[np.float64]
         if isinstance(inner, Guard):
-            probabilities: NDArray[np.float64] = inner(_images(X, inner)).probabilities
-            return probabilities
-        found: NDArray[np.float64] = inner.predict_proba(validate_data(self, X, reset=False))
+            found = inner(_images(X, inner)).probabilities
+        else:
+            found = inner.predict_proba(validate_data(self, X, reset=False))
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each sample, N, accepted or not."""
-        probabilities = self.predict_proba(X)
+        probabilities = self.predict_proba(X)  # which sets the classes of a guard
         labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return labels
 
@@ -162,8 +163,7 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return which predictions are accepted, N."""
         inner = self._inner()
         if isinstance(inner, Guard):
-            accepted: NDArray[np.bool_] = inner(_images(X, inner)).accepted
-            return accepted
+            return inner(_images(X, inner)).accepted
         return np.asarray(self.predict_proba(X).max(1) >= self.threshold_)
 
 

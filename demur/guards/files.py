@@ -5,7 +5,7 @@ import glob
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +62,18 @@ def predict_files(
 
 
 def _predict_some(guard: Guard, paths: Sequence[Path]) -> list[Row]:
-    batches: dict[Path, Batch | str] = {path: _read(guard, path) for path in paths}
-    read = {path: batch for path, batch in batches.items() if isinstance(batch, Batch)}
-    answers: dict[Path, Row] = {}
+    batches = [_read(guard, path) for path in paths]
+    read = [batch for batch in batches if isinstance(batch, Batch)]
+    answers: Iterator[Row] = iter(())
     if read:
-        x = torch.cat([batch.x for batch in read.values()])
-        result = guard.decide(x, [batch.notes[0] for batch in read.values()])
-        answers = dict(zip(read, result.rows(), strict=True))
+        result = guard.decide(torch.cat([one.x for one in read]), [one.notes[0] for one in read])
+        answers = iter(result.rows())
     none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
     return [
-        {"file": _shown(path), **answers[path], "error": None}
-        if path in answers
-        else {"file": _shown(path), **none, "error": batches[path]}
-        for path in paths
+        {"file": _shown(path), **none, "error": batch}
+        if isinstance(batch, str)
+        else {"file": _shown(path), **next(answers), "error": None}
+        for path, batch in zip(paths, batches, strict=True)
     ]
 
 
@@ -84,7 +83,6 @@ def _shown(path: Path) -> str:
 
 
 def _read(guard: Guard, path: Path) -> Batch | str:
-    """The image of a file, or why it cannot be read."""
     try:
         return read_images(path, guard.shape, guard.resize)
     except BadInput as error:
@@ -108,6 +106,5 @@ def to_csv(rows: Sequence[Row]) -> str:
     for row in rows:
         scores = row["scores"] or {}
         values = [row[column] for column in COLUMNS]
-        shown = [*values[:5], *(scores.get(name) for name in names), *values[5:]]
-        writer.writerow(["" if value is None else value for value in shown])
+        writer.writerow([*values[:5], *(scores.get(name) for name in names), *values[5:]])
     return text.getvalue()

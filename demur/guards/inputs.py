@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.files.image_files import MAX_PIXELS, describe_resize, load_pixels, resize_pixels
 
 Shape = tuple[int, int, int]  # C, H, W
@@ -65,22 +65,15 @@ def read_images(images: Any, shape: Shape, resize: bool, max_pixels: int = MAX_P
 
 
 def _read_item(image: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch:
+    if isinstance(image, list):
+        with bad_input("the rows have different lengths; give H, W, C numbers", (ValueError,)):
+            image = np.asarray(image)
     if isinstance(image, Tensor | np.ndarray):
         return _read_stack(image, shape, resize)
-    if isinstance(image, list):
-        return _read_stack(_as_array(image), shape, resize)
     return _read_one(image, shape, resize, max_pixels)
 
 
-def _as_array(rows: list[Any]) -> NDArray[Any]:
-    try:
-        return np.asarray(rows)
-    except ValueError:
-        raise BadInput("the rows have different lengths; give H, W, C numbers") from None
-
-
 def _read_one(source: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch:
-    """One image of a file or of Pillow."""
     if not isinstance(source, str | bytes | Path) and not hasattr(source, "getbands"):
         raise BadInput(f"{type(source).__name__} is not an image; give a Pillow image or a path")
     pixels, note = load_pixels(source, shape, resize, max_pixels)
@@ -89,7 +82,6 @@ def _read_one(source: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch
 
 
 def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
-    """One image or several of one array or tensor."""
     is_array = isinstance(images, np.ndarray)
     if is_array and images.dtype.kind not in "uif":
         raise BadInput(f"pixels must be uint8 or floats, not {images.dtype}")
@@ -138,8 +130,12 @@ def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:
         raise BadInput(f"images of shape {tuple(x.shape[1:])} have no pixels; give at least one")
     if x.dtype != torch.uint8:
         _check_floats(x)
-    note = describe_resize(x.shape[2:], shape, resize)
-    x = _resize(x, shape) if note else x
+    note, size = describe_resize(x.shape[2:], shape, resize), shape[1:]
+    if note and x.dtype == torch.uint8:
+        images = [resize_pixels(one.permute(1, 2, 0).cpu().numpy(), *size) for one in x]
+        x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    elif note:
+        x = interpolate(x.float(), size, mode="bilinear", antialias=True).clamp(0, 1)
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     return Batch(x.contiguous(), (note,) * len(x))
 
@@ -155,11 +151,3 @@ def _check_floats(x: Tensor) -> None:
             f"floats must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; rescale "
             "them, or give uint8 values"
         )
-
-
-def _resize(x: Tensor, shape: Shape) -> Tensor:
-    size = (shape[1], shape[2])
-    if x.dtype == torch.uint8:
-        images = [resize_pixels(one.permute(1, 2, 0).cpu().numpy(), *size) for one in x]
-        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    return interpolate(x.float(), size, mode="bilinear", antialias=True).clamp(0, 1)

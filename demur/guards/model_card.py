@@ -21,8 +21,10 @@ def _code(text: str) -> str:
 
 def model_card(guard: BaseGuard, factory: str | None) -> str:
     """Return the model card as markdown with YAML front matter."""
+    tags = ["image-classification", "selective-classification", "adversarial-robustness", "demur"]
     return "\n".join([
-        *_front_matter(), "",
+        "---", "library_name: demur", "pipeline_tag: image-classification", "tags:",
+        *(f"- {tag}" for tag in tags), "---", "",
         "# Image classifier that rejects inputs", "",
         f"A classifier of {len(guard.class_names)} classes with a rejection rule, calibrated and "
         "saved by demur.", "",
@@ -32,14 +34,6 @@ def model_card(guard: BaseGuard, factory: str | None) -> str:
         *_figures(guard), "",
         *_limits(guard), "",
     ])  # fmt: skip
-
-
-def _front_matter() -> list[str]:
-    tags = ["image-classification", "selective-classification", "adversarial-robustness", "demur"]
-    return [
-        "---", "library_name: demur", "pipeline_tag: image-classification", "tags:",
-        *(f"- {tag}" for tag in tags), "---",
-    ]  # fmt: skip
 
 
 def _usage(guard: BaseGuard, factory: str | None) -> list[str]:

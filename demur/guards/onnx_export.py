@@ -64,7 +64,9 @@ def export_onnx(guard: BaseGuard, path: Path) -> Path:
             f"{show(one)} sees images and queries the net, which no ONNX file of ours holds; leave "
             "ONNX out, or choose a rejector of the output"
         )
-    onnx, runtime = _imported()
+    need = "exporting to ONNX needs onnx, onnxscript and onnxruntime"
+    names = ("onnx", "onnxruntime", "onnxscript")  # torch.onnx needs the last
+    onnx, runtime, _ = (import_optional(name, need, "'demur[onnx]'") for name in names)
     content = _with_defaults(onnx, _exported(guard), guard)
     options = runtime.SessionOptions()
     options.log_severity_level = 3  # it warns of inputs with defaults, which are intended
@@ -74,15 +76,7 @@ def export_onnx(guard: BaseGuard, path: Path) -> Path:
     return path
 
 
-def _imported() -> tuple[Any, Any]:
-    need = "exporting to ONNX needs onnx, onnxscript and onnxruntime"
-    names = ("onnx", "onnxruntime", "onnxscript")  # torch.onnx needs the last
-    onnx, runtime, _ = (import_optional(name, need, "'demur[onnx]'") for name in names)
-    return onnx, runtime
-
-
 def _exported(guard: BaseGuard) -> Any:
-    """The graph with both inputs, as an ONNX model."""
     device, module = guard.device, OnnxGuard(guard).eval()
     images = torch.full((2, *guard.shape), 0.5, device=device)
     thresholds = torch.zeros(len(guard.scores), device=device)
@@ -111,12 +105,9 @@ def _with_defaults(onnx: Any, model: Any, guard: BaseGuard) -> bytes:
     """The file with the guard's thresholds as default of the input `thresholds`."""
     values = np.array(guard.thresholds, dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(values, "thresholds"))
-    texts = {
-        "class_names": "\n".join(guard.class_names),
-        "score_names": "\n".join(part.name for part in guard.scores),
-    }
-    for key, value in texts.items():
-        model.metadata_props.add(key=key, value=value)
+    names = {"class_names": guard.class_names, "score_names": [one.name for one in guard.scores]}
+    for key, value in names.items():
+        model.metadata_props.add(key=key, value="\n".join(value))
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content

@@ -76,17 +76,6 @@ def bootstrap(
     All arrays are resampled with the same indices. `within` stratifies: each of its groups is
     resampled by itself and keeps its size. A statistic that compares groups, such as AUROC, needs
     this, since it is undefined on a resample without a wrong prediction.
-
-    Args:
-        statistic: Function of the resampled arrays.
-        *arrays: Arrays with one value per image.
-        within: Group of each image, N.
-        level: Confidence level.
-        resamples: Number of resamples.
-        seed: Seed of the resamples.
-
-    Returns:
-        The interval between the (1 - level) / 2 quantiles.
     """
     return percentiles(_resampled(statistic, arrays, within, resamples, seed), level)
 
@@ -131,7 +120,6 @@ def _resampled(
     resamples: int,
     seed: int,
 ) -> FloatArray:
-    """Statistic of each resample of the images."""
     samples = {f"array {i}": np.asarray(array) for i, array in enumerate(arrays, 1)}
     if not samples or resamples < 1:
         raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
@@ -177,7 +165,6 @@ class Resamples:
     @staticmethod
     @lru_cache(maxsize=2)
     def of(n: int, resamples: int = RESAMPLES, seed: int = 0) -> "Resamples":
-        """Resamples of n images with replacement."""
         generator = np.random.default_rng(seed)
         drawn = (generator.integers(n, size=n) for _ in range(resamples))
         counts = np.stack([np.bincount(d, minlength=n).astype(np.float32) for d in drawn])
@@ -268,10 +255,7 @@ class _Levels(NamedTuple):
         first = self.first[near.start : near.stop + 1]
         images = self.order[first[0] : first[-1]]
         rows = images % len(resamples.counts)
-        if len(columns) == resamples.counts.shape[1]:
-            drawn = resamples.counts[rows]
-        else:
-            drawn = resamples.counts[:, columns][rows]
+        drawn = resamples.counts[np.ix_(rows, columns)]
         levels = first[:-1] - first[0]
         n_correct = np.add.reduceat(drawn * self.correct[images, None], levels, axis=0)
         return n_correct, np.add.reduceat(drawn, levels, axis=0)

@@ -56,12 +56,10 @@ class OperatingStats(NamedTuple):
 
     @property
     def coverage_interval(self) -> Interval:
-        """Interval of the coverage."""
         return wilson(self.accepted, self.n)
 
     @property
     def accepted_wrong_interval(self) -> Interval:
-        """Interval of the share of accepted errors."""
         return wilson(round(self.accepted_wrong * self.n), self.n)
 
 
@@ -100,9 +98,8 @@ def stats_at_threshold(
     values, is_correct = scored_pair(score, correct)
     if math.isnan(threshold):
         raise BadInput("the threshold is NaN; give a number, or -inf to accept every image")
-    return stats_of_verdicts(
-        values > threshold if strict else values >= threshold, is_correct, threshold
-    )
+    accepted = values > threshold if strict else values >= threshold
+    return stats_of_verdicts(accepted, is_correct, threshold)
 
 
 def stats_of_verdicts(
@@ -201,15 +198,13 @@ def auroc_interval(score: ArrayLike, correct: ArrayLike, level: float = 0.95) ->
     if min(groups) == 0:
         return Interval(0.0, 1.0)
     area, z = auroc(values, is_correct), NormalDist().inv_cdf((1 + level) / 2)
-    if min(groups) < SMALL_GROUP:
-        newcombe = _newcombe(area, *groups, z)
-        if min(groups) == 1 or area in (0.0, 1.0):
-            return newcombe
-        delong = _delong(area, _variance(*_placements(values, is_correct)), z)
-        return Interval(min(newcombe.lo, delong.lo), max(newcombe.hi, delong.hi))
-    if area in (0.0, 1.0):
-        return _newcombe(area, *groups, z)
-    return _delong(area, _variance(*_placements(values, is_correct)), z)
+    newcombe = _newcombe(area, *groups, z)
+    if min(groups) == 1 or area in (0.0, 1.0):
+        return newcombe
+    delong = _delong(area, _variance(*_placements(values, is_correct)), z)
+    if min(groups) >= SMALL_GROUP:
+        return delong
+    return Interval(min(newcombe.lo, delong.lo), max(newcombe.hi, delong.hi))
 
 
 def auroc_difference(
@@ -225,12 +220,10 @@ def auroc_difference(
     gap = auroc(a, is_correct) - auroc(b, is_correct)
     if min(is_correct.sum(), (~is_correct).sum()) < 2:
         return Difference(gap, -1.0, 1.0, 1.0)
-    placements_a, placements_b = _placements(a, is_correct), _placements(b, is_correct)
-    if all(
-        np.array_equal(one, other) for one, other in zip(placements_a, placements_b, strict=True)
-    ):
+    placements = [_placements(one, is_correct) for one in (a, b)]
+    if all(map(np.array_equal, *placements)):
         return Difference(0.0, 0.0, 0.0, 1.0)
-    correlation = _correlation(placements_a, placements_b)
+    correlation = _correlation(*placements)
     below, above = (
         _lower_reach(
             auroc_interval(one, is_correct, level), auroc(one, is_correct),
@@ -296,14 +289,11 @@ def _shares_below(values: FloatArray, others: FloatArray) -> FloatArray:
 
 
 def _variance(of_correct: FloatArray, of_wrong: FloatArray) -> float:
-    """DeLong's variance of the AUROC."""
     return float(of_correct.var(ddof=1) / len(of_correct) + of_wrong.var(ddof=1) / len(of_wrong))
 
 
 def _correlation(a: tuple[FloatArray, FloatArray], b: tuple[FloatArray, FloatArray]) -> float:
     """Correlation of two AUROCs on the same images, from their placements."""
-    covariances = [
-        float(np.cov(one, other)[0, 1]) / len(one) for one, other in zip(a, b, strict=True)
-    ]
+    covariances = [np.cov(one, other)[0, 1] / len(one) for one, other in zip(a, b, strict=True)]
     spread = math.sqrt(_variance(*a) * _variance(*b))
-    return max(-1.0, min(1.0, sum(covariances) / spread)) if spread > 0 else 0.0
+    return max(-1.0, min(1.0, float(sum(covariances)) / spread)) if spread > 0 else 0.0

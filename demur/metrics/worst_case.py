@@ -50,7 +50,6 @@ class WorstCase:
         return int((self.worst >= max(threshold, NEVER_ACCEPTED)).sum())
 
     def interval(self, threshold: float, level: float = 0.95) -> Interval:
-        """Wilson interval of the accepted errors at one threshold."""
         return wilson(self.count(threshold), len(self.worst), level)
 
     @cached_property
@@ -107,16 +106,12 @@ class WorstCase:
         return found
 
     def augrc_interval(self, level: float = 0.95) -> Interval:
-        """Interval of the AUGRC, from the variance of the images' influence."""
         return _around(self.augrc, self._influence, level)
 
     def aurc_interval(self, level: float = 0.95) -> Interval:
-        """Interval of the AURC, from the variance of the images' influence."""
         risk, kept = self._risks
-        errors = self._mean_up_to(self.worst, 1 / kept)
-        return _around(
-            self.aurc, risk + errors - self._mean_up_to(self.accepted, risk / kept), level
-        )
+        errors = self._mean_up_to(self.worst, 1 / kept) + risk
+        return _around(self.aurc, errors - self._mean_up_to(self.accepted, risk / kept), level)
 
     def augrc_difference(self, other: "WorstCase", level: float = 0.95) -> Difference:
         """AUGRC of this minus that of another rejector on the same images, with its interval."""

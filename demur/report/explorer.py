@@ -22,6 +22,7 @@ from demur.evaluate.record_scores import can_score, has_tcon
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
+from demur.report.figures import attacked_images
 from demur.report.scored_run import NO_DATA, ScoredRun, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
@@ -36,23 +37,13 @@ Json = dict[str, Any]
 
 def explorer_data(runs: Sequence[ScoredRun], live: bool = False) -> Json:
     """Return what the script of the page needs, as JSON values."""
-    kept = _images_per_run(runs)
-    return {"live": live, "runs": [_run(results, kept) for results in runs]}
-
-
-def _images_per_run(runs: Sequence[ScoredRun]) -> int:
-    """Return how many images of each run fit into the bytes for images."""
     bytes_per_image = sum(
-        (1 + sum("x_adv" in entry.record.arrays for entry in _attacked(results)))
+        (1 + sum("x_adv" in one.record.arrays for one in results.scored if attacked_images(one)))
         * math.prod(results.loaded.run.recipe.data.domain.shape)
         for results in runs
     )
-    return IMAGE_BYTES // max(1, bytes_per_image)
-
-
-def _attacked(results: ScoredRun) -> list[ScoredRecord]:
-    """Return the records with changed images."""
-    return [entry for entry in results.scored if entry.summary.largest_linf > 0]
+    kept = IMAGE_BYTES // max(1, bytes_per_image)  # images of each run
+    return {"live": live, "runs": [_run(results, kept) for results in runs]}
 
 
 def _run(results: ScoredRun, kept: int) -> Json:
@@ -92,7 +83,6 @@ def _run(results: ScoredRun, kept: int) -> Json:
 
 
 def _labels(scored: Sequence[ScoredRecord]) -> list[str]:
-    """Return one distinct name per record."""
     counts = Counter(entry.record.label for entry in scored)
     return [
         entry.record.label
@@ -168,7 +158,6 @@ def _clean_images(results: ScoredRun, kept: int) -> Json | None:
 
 
 def _attacked_images(results: ScoredRun, record: Record, kept: int) -> tuple[Json | None, str]:
-    """Return the stored adversarial examples, or why there are none."""
     if "x_adv" not in record.arrays:
         return None, "the record stores no images; demur attack --keep-images 256 does"
     if not results.split_sizes:
@@ -182,31 +171,30 @@ def _attacked_images(results: ScoredRun, record: Record, kept: int) -> tuple[Jso
 
 def _certificates(results: ScoredRun) -> list[Json]:
     """Return the certificates whose rejector is scored here with the same spec."""
-    run = results.loaded.run
     if not results.scored:
         return []
-    specs = results.evaluation.texts
+    evaluation = results.evaluation
     return [
-        {
-            "rejector": made.rejector,
-            "thresholds": [t if t > ANY_SCORE else None for t in made.thresholds],
-            "label": _certificate_label(made),
-            "sentence": f"{made.metadata['sentence']}; valid for {made.metadata['valid_for']}",
-        }
-        for made in issued_certificates(run)
-        if made.rejector in results.evaluation.scores
-        and specs[made.rejector] == made.metadata["rejector_spec"]
+        _certificate(made)
+        for made in issued_certificates(results.loaded.run)
+        if made.rejector in evaluation.scores
+        and evaluation.texts[made.rejector] == made.metadata["rejector_spec"]
     ]
 
 
-def _certificate_label(made: IssuedCertificate) -> str:
+def _certificate(made: IssuedCertificate) -> Json:
     about = made.metadata
     under = "" if about["on"] == "clean" else f" under {about['on']}"
-    return f"{BOUNDS[about['quantity']]} {percent(float(about['level']))}%{under}, {made.rejector}"
+    bound = f"{BOUNDS[about['quantity']]} {percent(float(about['level']))}%"
+    return {
+        "rejector": made.rejector,
+        "thresholds": [t if t > ANY_SCORE else None for t in made.thresholds],
+        "label": f"{bound}{under}, {made.rejector}",
+        "sentence": f"{about['sentence']}; valid for {about['valid_for']}",
+    }
 
 
 def _bytes(pixels: ArrayLike) -> str:
-    """Return pixels in [0, 1] as one byte each."""
     return packed(np.round(np.clip(pixels, 0, 1) * 255), "u1")
 
 

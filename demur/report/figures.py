@@ -14,13 +14,11 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from demur.errors import BadInput
+from demur.errors import import_optional
 from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, tcon_of, values
 from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.evaluate.record_scores import has_tcon
@@ -28,7 +26,6 @@ from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
 from demur.report import plot
 from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images, main_rejector, main_row
-from demur.runs import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,17 +53,13 @@ STYLE = {
     "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "legend.frameon": False, "legend.fontsize": 9,
 }  # fmt: skip
-MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
 PER_GROUP = 3
 
 
 def check_installed() -> None:
     """Raise BadInput unless the report extra is installed."""
-    try:
-        for name in ("matplotlib", "jinja2"):
-            import_module(name)
-    except ImportError:
-        raise BadInput(MISSING) from None
+    for name in ("matplotlib", "jinja2"):
+        import_optional(name, "the page needs matplotlib and jinja2", "'demur[report]'")
 
 
 def overview_figure(
@@ -75,12 +68,14 @@ def overview_figure(
     """Draw the attack with the most accepted errors: scores, and risk against coverage."""
     check_installed()
     shown = hardest(records, evaluation)
+    how = f"attacked with {shown.summary.attack}" if attacked_images(shown) else "without attack"
+    heading = f"{shown.summary.n} images {how}: scores, and risk against coverage"
     with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
         draw = _scatter if RECTIFIED in evaluation.scores else _histogram
         draw(left, shown, evaluation)
         _risk_coverage(right, shown, evaluation)
-        figure.suptitle(_heading(shown), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         return saved(figure, kind)
 
 
@@ -122,20 +117,15 @@ def attacked_images(scored: ScoredRecord) -> bool:
     return scored.summary.largest_linf > 0
 
 
-def data_uri(content: bytes, kind: Literal["svg+xml", "png"]) -> str:
-    """Return an image file as a data URI."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def pixel_png(picture: FloatArray) -> bytes:
-    """Return an image (C, H, W) in [0, 1] as a PNG of H x W pixels."""
+def pixel_png(picture: FloatArray) -> str:
+    """Return an image (C, H, W) in [0, 1] as the data URI of a PNG of H x W pixels."""
     from matplotlib.image import imsave
 
     channels = np.moveaxis(np.round(picture.clip(0, 1) * 255).astype(np.uint8), 0, -1)  # H, W, C
     colours = np.repeat(channels, 3, -1) if channels.shape[-1] == 1 else channels
     buffer = io.BytesIO()
     imsave(buffer, colours, format="png", metadata={"Software": None})  # type: ignore[dict-item]
-    return buffer.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 @contextmanager
@@ -163,12 +153,6 @@ def saved(figure: "Figure", kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _heading(scored: ScoredRecord) -> str:
-    summary = scored.summary
-    how = f"attacked with {summary.attack}" if attacked_images(scored) else "without attack"
-    return f"{summary.n} images {how}: scores, and risk against coverage"
-
-
 def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     x, y = (values(evaluation.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
@@ -176,7 +160,10 @@ def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
               color=FAINT)  # fmt: skip
     plot.scatter(x, y, correct, ax=axes)
-    _half_lines(axes)
+    for line in (axes.axhline(0.5), axes.axvline(0.5)):  # of Theorem 1
+        line.set(color=FAINT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+    _note(axes, 0.01, 0.5, "1/2", ha="left", va="top", color=FAINT)
+    _note(axes, 0.5, 0.02, "1/2", ha="right", va="bottom", color=FAINT)
     at_con, at_rcon = (main_row(scored, name).point.threshold for name in (BASELINE, RECTIFIED))
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
     axes.axvline(at_con, color=INK, linewidth=1.3, linestyle=(0, (5, 2)), zorder=3)
@@ -188,14 +175,6 @@ def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation)
         loc="lower right", handletextpad=0.2, borderaxespad=0.2, frameon=True, framealpha=1,
         edgecolor="none",
     ).set_zorder(5)  # fmt: skip
-
-
-def _half_lines(axes: "Axes") -> None:
-    """Draw the lines con = 1/2 and R-Con = 1/2 of Theorem 1."""
-    for line in (axes.axhline(0.5), axes.axvline(0.5)):
-        line.set(color=FAINT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
-    _note(axes, 0.01, 0.5, "1/2", ha="left", va="top", color=FAINT)
-    _note(axes, 0.5, 0.02, "1/2", ha="right", va="bottom", color=FAINT)
 
 
 def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float) -> None:
@@ -215,39 +194,24 @@ def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluatio
 
 
 def _risk_coverage(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
-    record, correct = scored.record, scored.record.correct
-    highest = 0.0
-    shown = {row.rejector for row in scored.rows}
-    drawn = {name: evaluation.score_for(name, record) for name in DRAWN if name in shown}
-    for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
-        highest = max(highest, _curve(axes, values(score, record), scored, name, colour, dashes))
-        point = main_row(scored, name).point
-        if point.accepted:
+    record, shown = scored.record, {row.rejector for row in scored.rows}
+    curves = {name: values(evaluation.score_for(name, record), record) for name in DRAWN
+              if name in shown}  # fmt: skip
+    strokes = [*STROKES[: len(curves)], (INK, (0, (2, 2)))]
+    curves |= {ORACLE: tcon_of(record)} if has_tcon(record) else {}
+    highest = max(0.01, float(1 - record.correct.mean()))
+    for (name, score), (colour, dashes) in zip(curves.items(), strokes, strict=False):
+        curve = risk_coverage(score, record.correct)
+        axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dashes,
+                  linewidth=1.8, label=name)  # fmt: skip
+        highest = max(highest, float(curve.risk[curve.coverage >= LEFT_END].max()))
+        if name != ORACLE and (point := main_row(scored, name).point).accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
-    if has_tcon(record):
-        oracle = tcon_of(record)
-        highest = max(highest, _curve(axes, oracle, scored, ORACLE, INK, (0, (2, 2))))
-    highest = max(highest, float(1 - correct.mean()), 0.01)
     axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among accepted (%)",
              xlabel="coverage: share accepted (%)")  # fmt: skip
     axes.legend(loc="upper left", handlelength=3.4, labelspacing=0.3, frameon=True, framealpha=0.85,
                 edgecolor="none")  # fmt: skip
-
-
-def _curve(
-    axes: "Axes",
-    score: FloatArray,
-    scored: ScoredRecord,
-    name: str,
-    colour: str,
-    dashes: tuple[int, tuple[int, ...]],
-) -> float:
-    """Draw a risk-coverage curve and return the largest risk that sets the scale."""
-    curve = risk_coverage(score, scored.record.correct)
-    axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dashes,
-              linewidth=1.8, label=name)  # fmt: skip
-    return float(curve.risk[curve.coverage >= LEFT_END].max())
 
 
 class Group(NamedTuple):
@@ -267,40 +231,25 @@ GROUPS = (
 )
 
 
-@dataclass(frozen=True)
 class Verdicts:
-    """Decisions of the main rejector on every image of a record."""
+    """Decisions of the main rejector on every image of a record.
 
-    results: ScoredRun
-    scored: ScoredRecord
-    accepted: BoolArray
+    They are those at the frozen threshold, or at the paper's without cal images.
+    """
 
-    @staticmethod
-    def of(results: ScoredRun, scored: ScoredRecord) -> "Verdicts":
-        """Return the decisions at the frozen threshold, or at the paper's without cal images."""
-        accepted = results.accepted(scored, results.main_rejector)
-        return Verdicts(results, scored, accepted)
-
-    @property
-    def record(self) -> Record:
-        """The record."""
-        return self.scored.record
+    def __init__(self, results: ScoredRun, scored: ScoredRecord) -> None:
+        self.results, self.scored, self.record = results, scored, scored.record
+        self.accepted = results.accepted(scored, results.main_rejector)
 
     def members(self, group: Group) -> BoolArray:
-        """Return a mask of the images in a group."""
         chosen: BoolArray = self.accepted == group.accepted
         chosen &= self.record.correct == group.correct
         return chosen
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of images of each group by its key."""
-        return {group.key: int(self.members(group).sum()) for group in GROUPS}
-
     def certainties(self, position: int) -> list[dict[str, Any]]:
         """Return Con, and R-Con where the net has it, of one image with their thresholds."""
         scores = self.results.evaluation.scores
-        names = [name for name in (BASELINE, RECTIFIED) if name in scores]
-        return [self._certainty(name, position) for name in names]
+        return [self._certainty(one, position) for one in (BASELINE, RECTIFIED) if one in scores]
 
     def words(self, position: int, predicted: str) -> str:
         """Return the decision on one image, with the reason of a rejection."""
@@ -340,7 +289,7 @@ def gallery(verdicts: Verdicts) -> dict[str, Any]:
     def card(i: int) -> dict[str, Any]:
         change = 0.5 + factor * (attacked[i] - clean[i])
         pixels = {"clean": clean[i], "attacked": attacked[i], "change": change}
-        return {name: data_uri(pixel_png(image), "png") for name, image in pixels.items()} | {
+        return {name: pixel_png(image) for name, image in pixels.items()} | {
             "place": int(record.arrays["index"][i]),
             "label": names[int(record.y[i])],
             "predicted": names[predicted[i]],

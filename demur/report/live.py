@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from demur.errors import BadInput
 from demur.files.web_hosts import refusal
@@ -32,9 +31,7 @@ ScoreRun = Callable[[Run], ScoredRun]
 class LivePage:
     """The page of some runs, made again when a watched file of their folders changes.
 
-    Args:
-        runs: The runs; they may be in training and without records.
-        score: Function that scores what a run holds now.
+    The runs may be in training and without records; `score` scores what a run holds now.
     """
 
     def __init__(self, runs: Sequence[Run], score: ScoreRun) -> None:
@@ -79,17 +76,11 @@ def progress_words(run: Run) -> str:
         path = run.path / "metrics.jsonl"
         done = len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
         parts = [f"in training, {done} of {run.recipe.epochs} epochs done"]
-    parts += [
-        f"an unfinished attack has {_images_done(folder)} images done"
-        for folder in sorted(run.records_folder.glob(".making-*"))
-    ]
+    for folder in sorted(run.records_folder.glob(".making-*")):
+        pieces = (PIECE.fullmatch(path.name) for path in folder.glob("parts-*/*"))
+        done = sum(int(piece[2]) - int(piece[1]) for piece in pieces if piece)
+        parts.append(f"an unfinished attack has {done} images done")
     return f"{run.name}: {'; '.join(parts)}."
-
-
-def _images_done(making: Path) -> int:
-    """Number of images in the finished batches of an attack."""
-    pieces = (PIECE.fullmatch(path.name) for path in making.glob("parts-*/*"))
-    return sum(int(piece[2]) - int(piece[1]) for piece in pieces if piece)
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
-from demur.evaluate.accepted_errors import WorstCaseRow
 from demur.evaluate.certificates import retests
 from demur.files.atomic import write_text
-from demur.metrics import Interval
+from demur.metrics import Difference, Interval
 from demur.report.certificates import cells, guarantees_svg
 from demur.report.explorer import explorer_data
 from demur.report.figures import (
@@ -188,6 +187,9 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
     worst = hardest(results.scored, evaluation) if attacks else None
     guarantees, guarantees_figure = _guarantees(results, records, prefix)
     both: tuple[Protocol, ...] = ("deploy", "paper")
+    kind = "R-Con against confidence" if results.main_rejector == RECTIFIED else "Histogram of con"
+    words = f"{kind} for correct and wrong predictions, and risk against coverage"
+    figure = overview_figure(results.scored, evaluation, "svg") if worst else b""
     return {
         "name": results.name,
         "sentences": _sentences(results, worst),
@@ -196,7 +198,7 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
         "hardest": next((a for a in attacks if worst and a["summary"] is worst.summary), None),
         "protocols": both if results.protocol == "deploy" else ("paper",),
         "threshold_words": _threshold_words(results),
-        "figure": _figure(results, prefix) if worst else "",
+        "figure": inline_svg(figure, f"{prefix}a-", words) if figure else "",
         "worst_case": _worst_case(results, prefix) if results.worst else None,
         "records": [*attacks, *(_record_view(entry.record, results) for entry in results.worst)],
         "sanity": Sanity.of(run_checks(records, evaluation), run, records) if records else None,
@@ -265,30 +267,18 @@ def _facts(results: ScoredRun) -> list[tuple[str, str, str]]:
     second = RECTIFIED in results.evaluation.scores
     head = "a second output is trained to correct the confidence" if second else "no second output"
     training = "adversarial training" if attack is not None else "on clean images"
+    net = f"weights of epoch {run.checkpoint['epoch']}" if run.trained else "still in training"
+    if run.has_weights:
+        net = f"{sum(p.numel() for p in results.loaded.net.parameters()):,} parameters; {net}"
     facts = [
         ("Trained on", f"{sizes['fit']} images, " if "fit" in sizes else "", show(recipe.data)),
         ("Images", f"{picture}, {recipe.data.domain.classes} classes", ""),
         ("How", f"{recipe.epochs} epochs, {training}; {head}", show(attack) if attack else ""),
-        ("Net", _net_words(results), show(recipe.net)),
+        ("Net", net, show(recipe.net)),
     ]
     if results.scored:
         facts.append(("Accepts when", _threshold_words(results), ""))
     return facts
-
-
-def _net_words(results: ScoredRun) -> str:
-    run = results.loaded.run
-    epoch = f"weights of epoch {run.checkpoint['epoch']}" if run.trained else "still in training"
-    if not run.has_weights:
-        return epoch
-    return f"{sum(p.numel() for p in results.loaded.net.parameters()):,} parameters; {epoch}"
-
-
-def _figure(results: ScoredRun, prefix: str) -> str:
-    svg = overview_figure(results.scored, results.evaluation, "svg")
-    kind = "R-Con against confidence" if results.main_rejector == RECTIFIED else "Histogram of con"
-    words = f"{kind} for correct and wrong predictions, and risk against coverage"
-    return inline_svg(svg, f"{prefix}a-", words)
 
 
 def _guarantees(results: ScoredRun, records: list[Record], prefix: str) -> tuple[list[Any], str]:
@@ -302,8 +292,8 @@ def _guarantees(results: ScoredRun, records: list[Record], prefix: str) -> tuple
 
 
 def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
-    verdicts = Verdicts.of(results, scored)
-    total, n = verdicts.counts(), scored.summary.n
+    verdicts, n = Verdicts(results, scored), scored.summary.n
+    total = {group.key: int(verdicts.members(group).sum()) for group in GROUPS}
     has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
     label = scored.summary.attack
     return {
@@ -325,54 +315,59 @@ def _record_view(record: Record, results: ScoredRun) -> View:
     return {
         "name": record.label,
         "label": record.label,
-        "metadata": _metadata(record),
+        "metadata": [
+            (METADATA_NAMES.get(k, k), _plain(v))
+            for k, v in record.metadata.items()
+            if k != "recipe"
+        ],
         "label_is_current": label_is_current(record, results.loaded),
         "command": attack_command(record, results.loaded, results.split_sizes),
     }
 
 
 def _worst_case(results: ScoredRun, prefix: str) -> View:
-    """Return the figures of the worst-score records, their curve and what they are."""
     rows = [entry.row for entry in results.worst]
     words = "Accepted errors against clean coverage, under worst-score and without an attack"
     return {
         "words": worst_case_words(rows),
         "columns": WORST_CASE_COLUMNS,
         "figure": inline_svg(worst_case_svg(results.worst), f"{prefix}w-", words),
-        "lines": [(f"{row.rejector}, n = {row.n}", _worst_case_cells(row)) for row in rows],
+        "lines": [
+            (
+                f"{row.rejector}, n = {row.n}",
+                [*(share(*one) for one in row.shares()), _difference(row.augrc_vs_con, 2)],
+            )
+            for row in rows
+        ],
     }
 
 
-def _worst_case_cells(row: WorstCaseRow) -> list[Cell]:
-    cells, gap = [share(*one) for one in row.shares()], row.augrc_vs_con
+def _difference(gap: Difference | None, decimals: int) -> Cell:
+    """Format a paired difference in percent; None where there is nothing to compare."""
     if gap is None:
-        return [*cells, Cell("n/a")]
-    value, lo, hi = (signed(v, 100, 2) for v in gap[:3])
-    return [*cells, Cell(value, f"{lo} to {hi}")]
+        return Cell("n/a")
+    value, lo, hi = (signed(v, 100, decimals) for v in gap[:3])
+    return Cell(value, f"{lo} to {hi}")
 
 
 def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list[View]:
-    """Return the rows of one attack in one protocol, first the net without a rejector."""
     summary = scored.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
-    no_rejector = [
-        share(summary.accuracy, summary.accuracy_interval),
-        Cell("n/a"),
-        Cell("100.0%"),
-        share(1 - summary.accuracy, wrong),
-        Cell("100.0%"),
-        Cell("n/a"),
-    ]
-    rows = [_line(r, results) for r in scored.rows if r.protocol == protocol]
-    none = {"rejector": "none", "remark": "all are accepted", "kind": "none", "cells": no_rejector}
-    return [none | {"threshold": "always", "threshold_from": ""}, *rows]
+    every, unknown = Cell("100.0%"), Cell("n/a")
+    accuracy = share(summary.accuracy, summary.accuracy_interval)
+    none = {
+        "rejector": "none", "remark": "all are accepted", "kind": "none",
+        "cells": [accuracy, unknown, every, share(1 - summary.accuracy, wrong), every, unknown],
+        "threshold": "always", "threshold_from": "",
+    }  # fmt: skip
+    return [none, *(_line(r, results) for r in scored.rows if r.protocol == protocol)]
 
 
 def _line(row: Row, results: ScoredRun) -> View:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none accepted"),
-        _vs_con(row),
+        _difference(row.accuracy_vs_con if comparable(row) else None, 1),
         share(point.coverage, row.coverage_interval),
         share(point.accepted_wrong, row.accepted_wrong_interval),
         share(point.tpr, row.tpr_interval),
@@ -384,15 +379,6 @@ def _line(row: Row, results: ScoredRun) -> View:
         "rejector": row.rejector, "remark": remark, "kind": kind, "cells": cells,
         "threshold": _conditions(row, results), "threshold_from": row.threshold_from,
     }  # fmt: skip
-
-
-def _vs_con(row: Row) -> Cell:
-    """Format the difference in accuracy to confidence on the same images."""
-    if not comparable(row):
-        return Cell("n/a")
-    gap = row.accuracy_vs_con
-    value, lo, hi = (signed(v, 100, 1) for v in (gap.value, gap.lo, gap.hi))
-    return Cell(value, f"{lo} to {hi}")
 
 
 def share(value: float, interval: Interval | None = None) -> Cell:
@@ -411,30 +397,20 @@ def _conditions(row: Row, results: ScoredRun) -> str:
     if score is None:
         return f"{row.rejector.split()[0]} {last}"
     pairs = score.rule(row.point.threshold).pairs
-    names = [_score_name(part, row.rejector, evaluation.scores) for part, _ in pairs]
+    known = {row.rejector: score} | evaluation.scores  # the row's own name comes first
+    names = [
+        next((name for name, one in known.items() if one == part), type(part).__name__)
+        for part, _ in pairs
+    ]
     gates = [f"{name} ≥ {number(at)}" for name, (_, at) in zip(names, pairs[:-1], strict=False)]
     return ", then ".join([*gates, f"{names[-1]} {last}"])
 
 
-def _score_name(score: object, rejector: str, scores: dict[str, Any]) -> str:
-    """Return the name of a part of a rejector on the page."""
-    if score == scores[rejector]:
-        return rejector
-    return next((name for name, known in scores.items() if known == score), type(score).__name__)
-
-
-def _metadata(record: Record) -> list[tuple[str, str]]:
-    """Return the metadata of a record as names and text."""
-    return [
-        (METADATA_NAMES.get(k, k), _plain(v)) for k, v in record.metadata.items() if k != "recipe"
-    ]
-
-
 def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{k}: {v}" for k, v in value.items()) or "none"
-    if isinstance(value, list):
-        return "; ".join(str(v) for v in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = [f"{k}: {v}" for k, v in value.items()]
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)

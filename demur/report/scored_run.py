@@ -41,12 +41,10 @@ class ScoredRun:
 
     @staticmethod
     def untrained(loaded: LoadedRun) -> "ScoredRun":
-        """Return a run without records."""
         return ScoredRun(loaded, RejectorEvaluation({}, {}, 0.95, 0), [])
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return self.loaded.run.name
 
     @property
@@ -56,7 +54,6 @@ class ScoredRun:
 
     @property
     def main_rejector(self) -> str:
-        """The rejector that sentences are about: R-Con where the net has it, else Con."""
         return main_rejector(self.evaluation)
 
     def accepted(self, scored: ScoredRecord, rejector: str) -> BoolArray:
@@ -71,9 +68,8 @@ class ScoredRun:
     def training(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl, one per epoch; none if there is no such file."""
         path = self.loaded.run.path / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return [json.loads(line) for line in text.splitlines() if line]
 
     @property
     def split_sizes(self) -> dict[str, int]:

@@ -339,11 +339,8 @@ class Sanity(NamedTuple):
         for check in checks:
             found.flags.extend(check.flags)
             if check.missing:
-                found.skipped.append(
-                    SkippedCheck(
-                        check.kind, check.missing, _command(check.needed_attack, run, first)
-                    )
-                )
+                command = _command(check.needed_attack, run, first)
+                found.skipped.append(SkippedCheck(check.kind, check.missing, command))
             elif not check.flags:
                 found.passed.append(check.kind)
         return found

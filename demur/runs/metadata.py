@@ -133,12 +133,14 @@ def _check(value: Any, kind: Any, where: str) -> None:
 
 def provenance(device: torch.device) -> dict[str, str | int]:
     """Code version, library versions, device and number of threads, by name."""
+    on_gpu = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if on_gpu else platform.machine()
     return {
         "code": code_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # with the build, since results depend on it
         **{name: _installed_version(name) for name in LIBRARIES},
-        "device": _device_description(device),
+        "device": f"{device} ({kind})",
         "threads": torch.get_num_threads(),
     }
 
@@ -148,9 +150,3 @@ def _installed_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "absent"
-
-
-def _device_description(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()})"

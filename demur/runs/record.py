@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
@@ -24,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.attacks import Attack
+from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
 from demur.files.atomic import (
     MEGABYTE,
@@ -34,11 +37,11 @@ from demur.files.atomic import (
     write_json,
 )
 from demur.output import Output, prediction
+from demur.recipes import VOCABULARY
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
-from demur.runs.norms import check_norms
-from demur.spec import show
+from demur.spec import read, show
 
 if TYPE_CHECKING:
     import pandas
@@ -81,21 +84,16 @@ OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> bytes:
     """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
-    members = {f"{name}.npy": _npy_bytes(values) for name, values in arrays.items()}
-    unpacked = sum(map(len, members.values()))
-    buffer = io.BytesIO()
+    buffer, unpacked = io.BytesIO(), 0
     with ZipFile(buffer, "w") as file:
-        for name, member in members.items():
-            file.writestr(ZipInfo(name), member, compression)
+        for name, values in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, values.numpy(), allow_pickle=False)
+            file.writestr(ZipInfo(f"{name}.npy"), member.getvalue(), compression)
+            unpacked += member.tell()
     content = buffer.getvalue()
     too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
     return npz_bytes(arrays, ZIP_STORED) if too_dense else content
-
-
-def _npy_bytes(values: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, values.numpy(), allow_pickle=False)
-    return buffer.getvalue()
 
 
 def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
@@ -125,8 +123,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
     scores = ("scores",) if metadata.get("scores") else ()
     of_scores = NOT_OF_CORRUPTIONS if is_corruption(metadata) else NOT_IN_SCORES_ONLY
     optional = () if "logits" in arrays else of_scores
-    always = [name for name in ALWAYS if name not in optional]
-    if missing := [name for name in (*always, *outputs, *scores) if name not in arrays]:
+    needed = [name for name in (*ALWAYS, *outputs, *scores) if name not in optional]
+    if missing := [name for name in needed if name not in arrays]:
         raise BadInput(f"the array {missing[0]!r} is missing")
     sizes = {"N": metadata["n"], "S": len(metadata.get("scores", ()))}
     for name, array in arrays.items():
@@ -135,9 +133,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
         if array.is_floating_point() and bool(array.isnan().any()):
             raise BadInput(f"{name} holds values that are not numbers")
-    classes = sizes.get("C", math.inf)
     labels = arrays["y"]
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
         raise BadInput("y holds a label that is no class")
     if len(arrays["index"].unique()) < len(labels):
         raise BadInput("index holds an image twice")
@@ -175,10 +172,8 @@ def _check_directory(file: ZipFile, content: bytes) -> None:
 def _check_lzma(member: ZipInfo, content: bytes) -> None:
     """Raise BadInput if a member asks for a large LZMA dictionary."""
     header = content[member.header_offset :][:LOCAL_HEADER]
-    name_and_extra = int.from_bytes(header[26:28], "little") + int.from_bytes(
-        header[28:30], "little"
-    )
-    start = member.header_offset + LOCAL_HEADER + name_and_extra
+    name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    start = member.header_offset + LOCAL_HEADER + name + extra
     # two bytes each of version and length, one of settings, four of the dictionary's size
     dictionary = int.from_bytes(content[start + 5 : start + 9], "little")
     if dictionary > MAX_DICTIONARY:
@@ -228,24 +223,20 @@ class Record:
     metadata: dict[str, Any]
 
     def __repr__(self) -> str:
-        known = self.metadata.get
-        accuracy = f"{100 * self.correct.mean():.1f}%" if self._has_predictions else "unknown"
+        known, n = self.metadata.get, len(self.arrays.get("y", ()))
+        has_predictions = "correct" in self.arrays or {"logits", "aux"} <= {*self.arrays}
+        accuracy = f"{100 * self.correct.mean():.1f}%" if n and has_predictions else "unknown"
         shapes = (f"{name}{tuple(array.shape)}" for name, array in self.arrays.items())
         parts = (
-            f"Record({known('label')!r}, split={known('split')!r}, n={self._count}, "
-            f"accuracy={accuracy}, digest={str(known('digest'))[:12]!r},",
+            f"Record({known('label')!r}, split={known('split')!r}, n={n}, accuracy={accuracy}, "
+            f"digest={str(known('digest'))[:12]!r},",
             f"  arrays: {', '.join(shapes)},",
             f"  created {known('created')} on {known('device')})",
         )
-        return "\n".join(_shortened(part) for part in parts)
-
-    @property
-    def _has_predictions(self) -> bool:
-        return self._count > 0 and ("correct" in self.arrays or {"logits", "aux"} <= {*self.arrays})
-
-    @property
-    def _count(self) -> int:
-        return len(self.arrays.get("y", ()))
+        lines = (part.replace("\n", " ") for part in parts)
+        return "\n".join(
+            line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 3]}..." for line in lines
+        )
 
     @property
     def label(self) -> str:
@@ -302,12 +293,6 @@ class Record:
         if self.scores_only:
             return self.arrays["correct"].numpy()
         return (prediction(self.output) == self.y).numpy()
-
-
-def _shortened(line: str) -> str:
-    """The line without line breaks and cut to MAX_COLUMNS."""
-    line = line.replace("\n", " ")
-    return line if len(line) <= MAX_COLUMNS else line[: MAX_COLUMNS - 3] + "..."
 
 
 def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
@@ -456,3 +441,31 @@ def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, 
     elif not record.scores_only:
         columns[TRUE] = tcon(record.output, record.y).double().numpy()
     return columns
+
+
+@lru_cache(maxsize=512)
+def attack_of(text: str) -> Attack:
+    """The attack that a text spells; BadInput if it spells none."""
+    found = read(text, VOCABULARY)
+    if not isinstance(found, Attack):
+        raise BadInput(f"{text[:40]!r} is not an attack")
+    return found
+
+
+def check_norms(arrays: Mapping[str, Tensor], attack: str) -> None:
+    """Raise BadInput if a perturbation is larger than the one ball in the text of its attack."""
+    try:
+        balls = attack_of(attack).balls()
+    except BadInput:  # of a user's own class, or of another version
+        return
+    if len(balls) == 1 and (problem := norm_problem(arrays, balls.pop())):
+        raise BadInput(problem)
+
+
+def norm_problem(arrays: Mapping[str, Tensor], ball: Ball) -> str:
+    """Say which stored norm exceeds the radius of a ball, up to rounding; empty if none does."""
+    name = {Linf: "size_linf", L2: "size_l2"}.get(type(ball), "")
+    largest = float(arrays[name].max()) if name in arrays else 0.0
+    if largest <= ball.eps + ROUNDING * (1 + ball.eps):
+        return ""
+    return f"{name} is {largest:.6g} in an attack of radius {ball.eps:.6g}"

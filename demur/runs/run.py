@@ -68,19 +68,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.path.resolve().name
 
     @staticmethod
     def open(name: str, home: Path = Path("runs")) -> "Run":
-        """Find a run.
+        """Find a run by its path, its name under `home`, or that of a net of the zoo.
 
-        Args:
-            name: Path of a run folder, its name under `home`, or that of a net of the zoo.
-            home: Folder that contains run folders.
-
-        Returns:
-            The run. BadInput suggests similar names if there is none.
+        BadInput suggests similar names if there is none.
         """
         for path in (Path(name), home / name, zoo_folder() / name):
             if (path / "recipe.txt").is_file():
@@ -107,13 +101,10 @@ class Run:
             raise BadInput(
                 f"{path} is in the way: it is not a run; choose another folder with --out"
             )
-        Run(path)._check_no_orphans()
-
-    def _check_no_orphans(self) -> None:
-        """Raise BadInput if a training here would separate records from their weights."""
-        if not self.has_weights and any(self.records_folder.glob("*.json")):
+        run = Run(path)
+        if not run.has_weights and any(run.records_folder.glob("*.json")):
             raise BadInput(
-                f"{self.path} contains records of weights that are missing, and a training would "
+                f"{path} contains records of weights that are missing, and a training would "
                 "orphan them; choose another folder with --out"
             )
 
@@ -133,15 +124,10 @@ class Run:
             try:
                 yield run
             except BaseException:
-                if not was_there:
-                    run._delete_if_untrained()
+                before_training = {path / name for name in ("recipe.txt", LISTING, ".lock")}
+                if not was_there and set(path.iterdir()) <= before_training:
+                    shutil.rmtree(path)
                 raise
-
-    def _delete_if_untrained(self) -> None:
-        """Delete the folder if it contains only what a training writes before its first epoch."""
-        first = {self.path / name for name in ("recipe.txt", LISTING, ".lock")}
-        if set(self.path.iterdir()) <= first:
-            shutil.rmtree(self.path)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -221,14 +207,7 @@ class Run:
             raise BadInput(f"{self.path} contains records without weights; {self._remedy}")
 
     def net(self, device: torch.device) -> RejectingNet:
-        """Load the trained net.
-
-        Args:
-            device: Where the weights are loaded to.
-
-        Returns:
-            The net in eval mode, without gradients for its weights.
-        """
+        """Load the trained net, in eval mode and without gradients for its weights."""
         expected = self.checkpoint["weights"]
         self.check_weights()
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
@@ -257,7 +236,6 @@ class Run:
 
     @property
     def records_folder(self) -> Path:
-        """Folder of the records."""
         return self.path / "records"
 
     def orphan_arrays(self) -> list[Path]:
@@ -266,15 +244,10 @@ class Run:
         return [path for path in arrays if not path.with_suffix(".json").exists()]
 
     def records(self, split: str = "test", model: str | None = None) -> Records:
-        """Read the finished records of these weights.
+        """Read the finished records of a split (fit, val, cal or test), oldest first.
 
-        Args:
-            split: Split whose images were attacked: fit, val, cal or test.
-            model: `LoadedRun.model_key` of a wrapped or changed net; None for the run's own net.
-
-        Returns:
-            The records, oldest first; `to_pandas()` makes them one table. BadInput names a record
-            that is damaged.
+        `model` is the `LoadedRun.model_key` of a wrapped or changed net; None stands for the run's
+        own net. BadInput names a record that is damaged.
         """
         # metadata is written last, so a record with metadata is complete
         metadata_paths = self.records_folder.glob(f"*-{split}-*.json")
@@ -375,8 +348,7 @@ def stored_plan(run: Run) -> dict[str, Any] | None:
     now = run.path / "state" / "now.json"
     if not now.exists():
         return None
-    plan: dict[str, Any] | None = read_metadata(now, STATE, _remedy(now)).get("plan")
-    return plan
+    return read_metadata(now, STATE, _remedy(now)).get("plan")
 
 
 def save_state(
@@ -394,10 +366,8 @@ def save_state(
     """
     assert state.best is not None
     folder = run.path / "state"
-    file, best_file = (
-        f"{kind}-{epoch:04d}.safetensors"
-        for kind, epoch in (("epoch", state.epoch), ("best", state.best.epoch))
-    )
+    file = f"epoch-{state.epoch:04d}.safetensors"
+    best_file = f"best-{state.best.epoch:04d}.safetensors"
     metadata = {
         "epoch": state.epoch,
         "file": file,
@@ -439,14 +409,11 @@ def _write_last(run: Run, state: ResumeState, weights: Tensors, metadata: dict[s
     write_text(last.path / "recipe.txt", lines(recipe))
     write_metrics(last, state)
     written = write_tensors(last.path / "model.safetensors", weights)
-    last_metadata: dict[str, Any] = {
-        "reason": "the last epoch",
-        "selection_split": None,
-        "selection_data": None,
-        "recipe_digest": digest(recipe),
-    }
-    last_metadata |= {"epoch": state.epoch, "value": None, "weights": written}
-    write_json(last.path / "checkpoint.json", metadata | last_metadata)
+    own = {
+        "reason": "the last epoch", "selection_split": None, "selection_data": None,
+        "recipe_digest": digest(recipe), "epoch": state.epoch, "value": None, "weights": written,
+    }  # fmt: skip
+    write_json(last.path / "checkpoint.json", metadata | own)
 
 
 def _remedy(now: Path) -> str:

@@ -30,7 +30,7 @@ CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
     left_at_large_eps, too_good, tied_scores,
 )  # fmt: skip
 
-__all__ = ["CHECKS", "CheckResult", "Flag", "checks_of", "flags", "run_checks"]
+__all__ = ["CHECKS", "CheckResult", "Flag", "checks_of", "run_checks"]
 
 
 def run_checks(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[CheckResult]:
@@ -41,8 +41,3 @@ def run_checks(records: Sequence[Record], evaluation: RejectorEvaluation) -> lis
 def checks_of(evidence: Evidence) -> list[CheckResult]:
     """Run every check on the evidence."""
     return [check(evidence) for check in CHECKS]
-
-
-def flags(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[Flag]:
-    """Flags of all checks on the records of one split."""
-    return [flag for check in run_checks(records, evaluation) for flag in check.flags]

@@ -17,12 +17,12 @@ from demur.sanity.evidence import (
     Evidence,
     Flag,
     ParsedRecord,
-    ball_of,
     common_images,
     is_named_attack,
     is_plain,
-    joined_names,
     mcnemar_p_value,
+    most_significant,
+    rebuilt,
     share,
     smaller_budget,
     targeted_rules,
@@ -30,13 +30,13 @@ from demur.sanity.evidence import (
     weaker,
     weaker_against,
     with_change,
-    without_radius,
 )
 from demur.spec import show
 
 RISES = "accuracy rises with eps"
 LEFT = "accuracy is left at a large eps"
 TOO_GOOD = "a rejector seems too good"
+FIXED = {"eps": 1.0, "step_size": None, "seed": 0}  # equal in all attacks of a sweep over eps
 GREY = 0.5  # at this Linf radius every image can be made grey
 LARGE = 128 / 255  # the last radius of the paper's sweep
 BEATEN = "a weaker attack beats a stronger one"
@@ -48,30 +48,25 @@ def rises_with_eps(evidence: Evidence) -> CheckResult:
     if not sweeps:
         missing = "the same attack at two radii"
         return CheckResult(RISES, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
-    flags = (_rise(*pair) for sweep in sweeps for pair in pairwise(sweep))
-    return CheckResult(RISES, tuple(flag for flag in flags if flag))
-
-
-def _rise(near: tuple[float, ParsedRecord], far: tuple[float, ParsedRecord]) -> Flag | None:
-    (small, one), (large, other) = near, far
-    ours, theirs = common_images(one, other)
-    before, after = one.correct[ours], other.correct[theirs]
-    p = mcnemar_p_value(after, before)
-    if p >= SIGNIFICANCE:
-        return None
-    return Flag(
-        RISES, (one.name, other.name),
-        f"The same attack leaves {share(before)} of {len(before)} images correct at "
-        f"eps={show(small)} and {share(after)} at eps={show(large)} (p = {p:.1g}).",
-        "The larger ball contains the smaller one, so the attack fails: give it more steps, such "
-        "that steps times step size reach eps, and more restarts.",
-    )  # fmt: skip
+    flags = list[Flag]()
+    for (small, one), (large, other) in (pair for sweep in sweeps for pair in pairwise(sweep)):
+        ours, theirs = common_images(one, other)
+        before, after = one.correct[ours], other.correct[theirs]
+        if (p := mcnemar_p_value(after, before)) < SIGNIFICANCE:
+            flags.append(Flag(
+                RISES, (one.name, other.name),
+                f"The same attack leaves {share(before)} of {len(before)} images correct at "
+                f"eps={show(small)} and {share(after)} at eps={show(large)} (p = {p:.1g}).",
+                "The larger ball contains the smaller one, so the attack fails: give it more "
+                "steps, such that steps times step size reach eps, and more restarts.",
+            ))  # fmt: skip
+    return CheckResult(RISES, tuple(flags))
 
 
 def left_at_large_eps(evidence: Evidence) -> CheckResult:
     """Check whether images are correct at a radius where every image can be made grey."""
     large = [parsed for sweep in _sweeps(evidence) for eps, parsed in sweep
-             if eps >= GREY and isinstance(_ball(parsed), Linf)]  # fmt: skip
+             if eps >= GREY and isinstance(parsed.ball, Linf)]  # fmt: skip
     if not large:
         missing = "an attack at eps of 1/2 or more"
         return CheckResult(LEFT, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
@@ -101,7 +96,7 @@ def too_good(evidence: Evidence) -> CheckResult:
         return CheckResult(TOO_GOOD, missing="a record of the clean images", needed_attack="clean")
     groups = defaultdict[tuple[type[Ball], float], list[ParsedRecord]](list)
     for parsed in evidence.attacked:
-        if (ball := _ball(parsed)) is not None:
+        if (ball := parsed.ball) is not None:
             groups[type(ball), ball.eps].append(parsed)
     flags, compared = list[Flag](), False
     for (norm, eps), at_eps in groups.items():
@@ -126,34 +121,23 @@ def _too_good_flag(
     """At most one flag: the rejector with the smallest p, with the names of the others."""
     size = 1 + max(int(parsed.index.max()) for parsed in (clean, *at_eps, *at_half))
     in_half, robust_at_half = _all_of([(parsed, parsed.correct) for parsed in at_half], size)
-    found = list[tuple[float, float, str, BoolArray, BoolArray]]()
+    found = list[tuple[str, BoolArray, BoolArray]]()
     for name in evidence.evaluation.thresholds:
         accepted = evidence.accepted(name, clean)
-        errors = [
-            (parsed, found_errors)
-            for parsed in at_eps
-            if (found_errors := evidence.accepted_errors(name, parsed)) is not None
-        ]
+        every = ((parsed, evidence.accepted_errors(name, parsed)) for parsed in at_eps)
+        errors = [(parsed, found) for parsed, found in every if found is not None]
         if accepted is None or not errors:
             continue
         in_clean, accepted_correct = _all_of([(clean, clean.correct & accepted)], size)
         in_eps, no_error = _all_of([(parsed, ~errors_of) for parsed, errors_of in errors], size)
         images = in_clean & in_eps & in_half
-        if not images.any():
-            continue
-        safe, robust = (accepted_correct & no_error)[images], robust_at_half[images]
-        found.append((mcnemar_p_value(safe, robust), -float(safe.mean()), name, safe, robust))
-    significant = sorted(
-        (f for f in found if f[0] < SIGNIFICANCE / len(found)), key=lambda f: f[:3]
-    )
-    if not significant:
+        if images.any():
+            found.append((name, (accepted_correct & no_error)[images], robust_at_half[images]))
+    if (most := most_significant(found)) is None:
         return []
-    p, _, name, safe, robust = significant[0]
-    others = [other for *_, other, _, _ in significant[1:]]
-    also = f"; the same with {joined_names(others)}" if others else ""
-    names = [parsed.name for parsed in (*at_eps, *at_half)]
+    p, name, safe, robust, also = most
     flag = Flag(
-        TOO_GOOD, tuple(names),
+        TOO_GOOD, tuple(parsed.name for parsed in (*at_eps, *at_half)),
         f"With {name} {share(safe)} of {len(safe)} images seem safe at eps={show(eps)}: correct "
         "and accepted without an attack, and never an accepted error under attack. Such a detector "
         "would imply an equally robust classifier at half the radius, but there this one gets "
@@ -179,17 +163,14 @@ def _sweeps(evidence: Evidence) -> list[list[tuple[float, ParsedRecord]]]:
     """Groups of records whose attacks differ in the radius only, each by increasing radius."""
     found = defaultdict[str, dict[float, ParsedRecord]](dict)
     for parsed in evidence.attacked:
-        ball = _ball(parsed)
-        if parsed.attack is None or ball is None or not parsed.attack.seeks_misclassification:
+        attack, ball = parsed.attack, parsed.ball
+        if attack is None or ball is None or not attack.seeks_misclassification:
             continue
-        sweep = found[show(without_radius(parsed.attack))]
+        same = rebuilt(attack, lambda _, values: {k: FIXED.get(k, v) for k, v in values.items()})
+        sweep = found[show(same)]
         if ball.eps not in sweep or len(sweep[ball.eps].index) < len(parsed.index):
             sweep[ball.eps] = parsed
     return [sorted(sweep.items(), key=lambda at: at[0]) for sweep in found.values()]
-
-
-def _ball(parsed: ParsedRecord) -> Ball | None:
-    return None if parsed.attack is None else ball_of(parsed.attack)
 
 
 def _with_eps(evidence: Evidence, norm: type[Ball], eps: float) -> str:
@@ -217,20 +198,15 @@ def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
         rejectors = _comparable_rejectors(one.attack, other, evidence)
         by_error = other.attack.seeks_misclassification and weaker(one.attack, other.attack)
         compared |= not isinstance(one.attack, Clean) and (by_error or bool(rejectors))
-        found = [_more_errors(one, other)] if by_error else []
-        found += [_more_accepted_errors(one, other, rejectors, evidence)] if rejectors else []
-        flags += [flag for flag in found if flag]
+        flags += _more_errors(one, other) if by_error else []
+        flags += _more_accepted_errors(one, other, rejectors, evidence) if rejectors else []
     if compared or flags:
         return CheckResult(BEATEN, tuple(flags))
-    named = [
-        parsed
-        for parsed in readable
-        if isinstance(parsed.attack, PGD) and is_named_attack(parsed.record)
-    ]
-    needed_attack = with_change(named[0].record.label, "restarts", "10") if named else "pgd-100"
-    return CheckResult(
-        BEATEN, missing="two attacks of which one must be weaker", needed_attack=needed_attack
-    )
+    plain = (one.record for one in readable if isinstance(one.attack, PGD))
+    named = next((record.label for record in plain if is_named_attack(record)), "")
+    needed = with_change(named, "restarts", "10") if named else "pgd-100"
+    missing = "two attacks of which one must be weaker"
+    return CheckResult(BEATEN, missing=missing, needed_attack=needed)
 
 
 def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) -> list[str]:
@@ -247,40 +223,36 @@ def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) 
     return []
 
 
-def _more_errors(one: ParsedRecord, other: ParsedRecord) -> Flag | None:
-    """Flag if the weaker attack `one` causes significantly more errors than `other`."""
+def _more_errors(one: ParsedRecord, other: ParsedRecord) -> list[Flag]:
+    """A flag if the weaker attack `one` causes significantly more errors than `other`."""
     ours, theirs = common_images(one, other)
     first, second = ~one.correct[ours], ~other.correct[theirs]
-    p = mcnemar_p_value(first, second)
-    if p >= SIGNIFICANCE:
-        return None
-    return Flag(
+    if (p := mcnemar_p_value(first, second)) >= SIGNIFICANCE:
+        return []
+    flag = Flag(
         BEATEN, (one.name, other.name),
         f"{one.name} leaves {share(~first)} of {len(first)} images correct, but {other.name}, "
         f"which should be stronger, {share(~second)}: {_only(first, second)} (p = {p:.1g}).",
         f"Count an image as broken if either attack breaks it, and improve {other.name}: an "
         "objective that does not saturate, smaller steps, more restarts.",
     )  # fmt: skip
+    return [flag]
 
 
 def _more_accepted_errors(
     one: ParsedRecord, other: ParsedRecord, rejectors: list[str], evidence: Evidence
-) -> Flag | None:
-    """Flag if the weaker attack causes more accepted errors; the smallest p comes first."""
+) -> list[Flag]:
+    """A flag if the weaker attack causes more accepted errors."""
     ours, theirs = common_images(one, other)
-    found = list[tuple[float, str, BoolArray, BoolArray]]()
+    found = list[tuple[str, BoolArray, BoolArray]]()
     for name in rejectors:
         first, second = evidence.accepted_errors(name, one), evidence.accepted_errors(name, other)
         if first is not None and second is not None:
-            p = mcnemar_p_value(first[ours], second[theirs])
-            found.append((p, name, first[ours], second[theirs]))
-    beaten = sorted((f for f in found if f[0] < SIGNIFICANCE / len(found)), key=lambda f: f[0])
-    if not beaten:
-        return None
-    p, name, first, second = beaten[0]
-    others = [also for _, also, *_ in beaten[1:]]
-    also = f"; the same with {joined_names(others)}" if others else ""
-    return Flag(
+            found.append((name, first[ours], second[theirs]))
+    if (most := most_significant(found)) is None:
+        return []
+    p, name, first, second, also = most
+    flag = Flag(
         BEATEN, (one.name, other.name),
         f"{one.name} causes accepted errors of {name} on {int(first.sum())} of {len(first)} "
         f"images, but {other.name}, which should be stronger, on {int(second.sum())}: "
@@ -288,6 +260,7 @@ def _more_accepted_errors(
         f"Do not call {other.name} the worst case for {name}: count an image as broken if either "
         "attack breaks it, then tune eta of its objective, and give it more steps and restarts.",
     )  # fmt: skip
+    return [flag]
 
 
 def _only(first: BoolArray, second: BoolArray) -> str:

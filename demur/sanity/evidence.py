@@ -50,11 +50,9 @@ def weaker(one: Attack, other: Attack) -> bool:
         return False
     if smaller_budget(one, other):
         return True
-    parts = other.parts
-    enough = one.gradient_queries <= other.gradient_queries
-    return any(not_larger(one, part) for part in parts) or (
-        bool(parts) and is_plain(one) and enough
-    )
+    parts, enough = other.parts, one.gradient_queries <= other.gradient_queries
+    by_part = any(not_larger(one, part) for part in parts)
+    return by_part or (bool(parts) and is_plain(one) and enough)
 
 
 def smaller_budget(one: Attack, other: Attack) -> bool:
@@ -69,7 +67,7 @@ def not_larger(one: Any, other: Any) -> bool:
     for f in fields(one):
         ours, theirs = getattr(one, f.name), getattr(other, f.name)
         if f.name in one.budget_fields:
-            if _amount(ours) > _amount(theirs):
+            if theirs is not None and (ours is None or ours > theirs):  # None has no limit
                 return False
         elif f.name == "keep":
             if (ours, theirs) == ("success", "max_objective"):
@@ -85,9 +83,8 @@ def weaker_against(one: Attack, other: Attack) -> bool:
         return True
     if ball_of(one) != ball_of(other):
         return False
-    return smaller_budget(one, other) or (
-        is_plain(one) and one.gradient_queries <= other.gradient_queries
-    )
+    enough = one.gradient_queries <= other.gradient_queries
+    return smaller_budget(one, other) or (is_plain(one) and enough)
 
 
 def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
@@ -97,21 +94,14 @@ def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
 
 def is_plain(attack: Attack) -> bool:
     """Whether an attack is PGD on the cross-entropy."""
-    return (
-        isinstance(attack, PGD) and attack.objective == CE() and attack.criterion == Misclassified()
-    )
+    parts = (CE(), Misclassified())
+    return isinstance(attack, PGD) and (attack.objective, attack.criterion) == parts
 
 
 def ball_of(attack: Attack) -> Ball | None:
     """The ball of an attack; None if it has none or several, or is not confined to it."""
     balls = attack.balls()
     return balls.pop() if len(balls) == 1 else None
-
-
-def without_radius(spec: Any) -> Any:
-    """A spec with fixed radius, step size and seed: equal for all attacks of a sweep over eps."""
-    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
-    return rebuilt(spec, lambda part, values: values | {k: fixed[k] for k in fixed if k in values})
 
 
 def rebuilt(spec: Any, change: Callable[[Spec, dict[str, Any]], dict[str, Any]]) -> Any:
@@ -122,10 +112,6 @@ def rebuilt(spec: Any, change: Callable[[Spec, dict[str, Any]], dict[str, Any]])
         return spec
     values = {f.name: rebuilt(getattr(spec, f.name), change) for f in fields(spec)}
     return replace(spec, **change(spec, values))
-
-
-def _amount(budget: int | None) -> float:
-    return math.inf if budget is None else budget
 
 
 @dataclass(frozen=True)
@@ -158,7 +144,6 @@ class ParsedRecord:
 
     @cached_property
     def correct(self) -> BoolArray:
-        """Which predictions are correct; N."""
         return self.record.correct
 
     @cached_property
@@ -167,14 +152,16 @@ class ParsedRecord:
         index: IntArray = self.record.arrays["index"].numpy()
         return index
 
+    @property
+    def ball(self) -> Ball | None:
+        """The ball of the attack, as `ball_of` returns it."""
+        return None if self.attack is None else ball_of(self.attack)
+
 
 class Evidence:
     """Records of one split of a run, with the scores of its rejectors.
 
-    Args:
-        records: The records; `parse_records` parses those of a run.
-        evaluation: The scores and thresholds.
-        rejectors: Rejectors by name; None takes those of the recipe in the records.
+    None as the rejectors takes those of the recipe in the records.
     """
 
     def __init__(
@@ -183,21 +170,17 @@ class Evidence:
         evaluation: RejectorEvaluation,
         rejectors: Mapping[str, Rejector | Score] | None = None,
     ) -> None:
-        self.evaluation, self.records, self._rejectors = evaluation, list(records), rejectors
+        self.evaluation, self.records = evaluation, list(records)
+        if rejectors is None:
+            texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
+            recipes = (found for found in map(_parse, texts) if isinstance(found, Recipe))
+            rejectors = next((recipe.rejectors() for recipe in recipes), {})
+        self.rejectors = rejectors
         unattacked = Clean | Corruption
         self.attacked = [one for one in self.records if not isinstance(one.attack, unattacked)]
         clean = [one for one in self.records if isinstance(one.attack, Clean)]
         self.clean = max(clean, key=lambda one: len(one.index), default=None)
         self._values: dict[tuple[str, ParsedRecord], FloatArray | None] = {}
-
-    @cached_property
-    def rejectors(self) -> Mapping[str, Rejector | Score]:
-        """Rejectors by name."""
-        if self._rejectors is not None:
-            return self._rejectors
-        texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
-        recipes = [found for found in map(_parse, texts) if isinstance(found, Recipe)]
-        return recipes[0].rejectors() if recipes else {}
 
     def targeted(self, parsed: ParsedRecord) -> list[str]:
         """Names of the rejectors that an attack targets, at the thresholds of the evaluation."""
@@ -261,6 +244,24 @@ def share(part: BoolArray) -> str:
     return f"{100 * float(part.mean()):.1f}%"
 
 
+def most_significant(
+    found: Sequence[tuple[str, BoolArray, BoolArray]],
+) -> tuple[float, str, BoolArray, BoolArray, str] | None:
+    """Of rejectors with two answers for each image, that whose first one holds more often.
+
+    Returns the smallest p-value, the rejector with its answers, and words about others that are
+    significant, too; None if no rejector is.
+    """
+    tested = [(mcnemar_p_value(a, b), name, a, b) for name, a, b in found]
+    tested = [one for one in tested if one[0] < SIGNIFICANCE / len(found)]
+    if not tested:
+        return None
+    ranked = sorted(tested, key=lambda one: (one[0], -float(one[2].mean()), one[1]))
+    (p, name, first, second), *others = ranked
+    also = f"; the same with {joined_names([one[1] for one in others])}" if others else ""
+    return p, name, first, second, also
+
+
 def joined_names(names: Sequence[str]) -> str:
     """Names for a sentence: the first three and the number of others."""
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
@@ -285,9 +286,9 @@ def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:
     labels, found = Counter(record.label for record in records), list[ParsedRecord]()
     for record in records:
         attack = _parse(str(record.metadata["spec"]))
-        name = record.label
-        name += f" (n={len(record.y)})" if labels[record.label] > 1 else ""
-        found.append(ParsedRecord(record, attack if isinstance(attack, Attack) else None, name))
+        number = f" (n={len(record.y)})" if labels[record.label] > 1 else ""
+        known = attack if isinstance(attack, Attack) else None
+        found.append(ParsedRecord(record, known, record.label + number))
     return found
 
 

@@ -25,5 +25,4 @@ class Verdict(NamedTuple):
         return f"{self.grade}. {' '.join(self.reasons)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Grade and reasons as JSON values."""
         return {"grade": str(self.grade), "reasons": list(self.reasons)}

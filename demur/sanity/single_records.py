@@ -1,12 +1,13 @@
 """Sanity checks of single records: tied scores, random outputs, zero gradients, low objectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-from demur.attacks import CE, Misclassified, Objective
+from demur.attacks import CE, Objective
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
@@ -38,12 +39,11 @@ MIN_PROBABILITY = 1e-30  # the smallest whose logarithm is taken
 
 def tied_scores(evidence: Evidence) -> CheckResult:
     """Check whether many images share one score, so that no threshold separates them."""
-    found = {name: _ties(name, evidence) for name in evidence.evaluation.scores}
-    ties = {name: tied for name, tied in found.items() if tied}
+    ties = [tied for name in evidence.evaluation.scores if (tied := _ties(name, evidence))]
     if not ties:
         return CheckResult(TIED)
-    largest = "; ".join(max(tied)[1] for tied in ties.values())
-    names = tuple(dict.fromkeys(label for tied in ties.values() for *_, label in tied))
+    largest = "; ".join(max(tied)[1] for tied in ties)
+    names = tuple(dict.fromkeys(label for tied in ties for *_, label in tied))
     flag = Flag(
         TIED, names,
         f"More than {TOLERATED:.0%} of the images share one score: {largest}.",
@@ -58,10 +58,10 @@ def _ties(name: str, evidence: Evidence) -> list[tuple[float, str, str]]:
     found = []
     for parsed in evidence.records:
         values = evidence.values(name, parsed)
-        if values is None or not np.isfinite(values).any():
-            continue
         # a gate assigns -inf to all images that it rejects, which is intended
-        level, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+        if values is None or not (finite := np.isfinite(values)).any():
+            continue
+        level, counts = np.unique(values[finite], return_counts=True)
         most = int(counts.argmax())
         if too_many(int(counts[most]), len(values)):
             part = float(counts[most] / len(values))
@@ -108,15 +108,13 @@ def _check_probes(
     }
     if not probes:
         return CheckResult(kind, missing=NO_PROBE)
-    names = tuple(
-        name for name, probe in probes.items() if is_unusual(probe[entry], probe["images"])
-    )
-    if not names:
+    unusual = [name for name, one in probes.items() if is_unusual(one[entry], one["images"])]
+    if not unusual:
         return CheckResult(kind)
-    worst = max((probes[name] for name in names), key=lambda probe: int(probe[entry]))
+    worst = max((probes[name] for name in unusual), key=lambda probe: int(probe[entry]))
     sentence = observation.format(unusual=worst[entry], total=worst["images"])
-    observed = f"{sentence} (found with {joined_names(names)})."
-    return CheckResult(kind, (Flag(kind, names, observed, remedy),))
+    observed = f"{sentence} (found with {joined_names(unusual)})."
+    return CheckResult(kind, (Flag(kind, tuple(unusual), observed, remedy),))
 
 
 def objective_did_not_rise(evidence: Evidence) -> CheckResult:
@@ -127,15 +125,14 @@ def objective_did_not_rise(evidence: Evidence) -> CheckResult:
         if parsed.attack and (objective := parsed.attack.maximised)
     ]
     if not maximising:
-        missing = "an attack that maximises an objective"
-        return CheckResult(NOT_RISEN, missing=missing, needed_attack="pgd-100")
+        return CheckResult(NOT_RISEN, (), "an attack that maximises an objective", "pgd-100")
     if evidence.clean is None:
-        return CheckResult(NOT_RISEN, missing="a record of the clean images", needed_attack="clean")
-    flags = (_flag(parsed, objective, evidence.clean) for parsed, objective in maximising)
-    return CheckResult(NOT_RISEN, tuple(flag for flag in flags if flag))
+        return CheckResult(NOT_RISEN, (), "a record of the clean images", "clean")
+    flags = [flag for one in maximising for flag in _flags(*one, evidence.clean)]
+    return CheckResult(NOT_RISEN, tuple(flags))
 
 
-def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> Flag | None:
+def _flags(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> Iterator[Flag]:
     attacked_rows, clean_rows = common_images(attacked, clean)
     unbroken = ~_broken(attacked, clean)
     bound = _with_thresholds(objective, attacked.record)
@@ -146,17 +143,16 @@ def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> 
         sought = attacked.attack
         seeks_errors = sought and (sought.seeks_misclassification or targeted_rules(sought))
         if after is None or before is None or not seeks_errors:
-            return None
+            return
     rise = _rise(after[attacked_rows], before[clean_rows])[unbroken[clean_rows]]
-    if len(rise) == 0 or (rise > 0).mean() >= 0.5:
-        return None
-    return Flag(
-        NOT_RISEN, (attacked.name,),
-        f"{attacked.name} raised {show(objective)} on {share(rise > 0)} of the {len(rise)} images "
-        f"that were not broken before; the median change is {_median(rise):.3g}.",
-        "Check gradients, step size and eps: use an objective that does not saturate (DLR, "
-        "UntargetedMargin), and an attack without gradients (Square).",
-    )  # fmt: skip
+    if len(rise) and (rise > 0).mean() < 0.5:
+        yield Flag(
+            NOT_RISEN, (attacked.name,),
+            f"{attacked.name} raised {show(objective)} on {share(rise > 0)} of the {len(rise)} "
+            f"images that were not broken before; the median change is {_median(rise):.3g}.",
+            "Check gradients, step size and eps: use an objective that does not saturate (DLR, "
+            "UntargetedMargin), and an attack without gradients (Square).",
+        )  # fmt: skip
 
 
 def _rise(after: FloatArray, before: FloatArray) -> FloatArray:
@@ -173,15 +169,12 @@ def _median(rise: FloatArray) -> float:
 
 def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
     """Which clean images satisfy the criterion of the attack before it starts; N."""
-    criterion = Misclassified() if attacked.attack is None else attacked.attack.success_criterion
-    if clean.record.scores_only:
-        return ~clean.correct
-    try:
-        bound = _with_thresholds(criterion, attacked.record)
-        found: BoolArray = bound(clean.record.output, clean.record.y).numpy()
-    except Unresolved:
-        return ~clean.correct
-    return found
+    if attacked.attack is not None and not clean.record.scores_only:
+        bound = _with_thresholds(attacked.attack.success_criterion, attacked.record)
+        with suppress(Unresolved):
+            found: BoolArray = bound(clean.record.output, clean.record.y).numpy()
+            return found
+    return ~clean.correct
 
 
 def _value(objective: Objective, record: Record) -> FloatArray | None:

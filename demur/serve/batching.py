@@ -21,6 +21,7 @@ from torch import Tensor
 
 from demur.guards import Guard, GuardResult
 from demur.progress import ignore
+from demur.serve.decoder import RequestError
 
 MAX_RETRY = 60  # seconds
 SMOOTHING = 0.8  # of the speed over batches
@@ -29,16 +30,17 @@ MOST_CLASSES = 10  # whose probabilities an answer holds
 Rows = list[dict[str, Any]]
 
 
-class Overloaded(Exception):
-    """The queue is full."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(retry_after)
-        self.retry_after = retry_after  # seconds
+def retry(seconds: int) -> dict[str, str]:
+    """Header that says when to try again."""
+    return {"Retry-After": str(seconds)}
 
 
-class ModelFailed(Exception):
-    """The model raised an error on a batch."""
+class Overloaded(RequestError):
+    """The queue is full for about so many seconds."""
+
+    def __init__(self, seconds: int) -> None:
+        text = f"the service is overloaded; try again in {seconds} s"
+        super().__init__(429, text, retry(seconds))
 
 
 class Job(NamedTuple):
@@ -65,14 +67,12 @@ class Batcher:
         self.jobs: deque[Job] = deque()
         self.waiting = 0  # images
         self.images_per_second = 0.0
-        self.batches = 0
         self.changed = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self._work, name="model", daemon=True)
         self.thread.start()
 
     def submit(self, x: Tensor, notes: Sequence[str], timeout: float) -> "Future[Rows]":
-        """Queue the images of one request; raise Overloaded where they do not fit."""
         with self.changed:
             if self.closed or self.waiting + len(x) > self.max_queue:
                 raise Overloaded(self.retry_after)
@@ -90,7 +90,6 @@ class Batcher:
         return min(MAX_RETRY, max(1, math.ceil(self.waiting / self.images_per_second)))
 
     def close(self) -> None:
-        """Finish the queue, then stop the thread."""
         with self.changed:
             self.closed = True
             self.changed.notify()
@@ -129,13 +128,13 @@ class Batcher:
             self.on_result(result)
             rows = result_rows(result)
         except Exception as error:  # out of memory, or a bug of a foreign model
+            failed = f"the model failed on this request ({type(error).__name__})"
             for job in jobs:
-                job.future.set_exception(ModelFailed(type(error).__name__))
+                job.future.set_exception(RequestError(503, failed))
             return
         seconds = max(time.monotonic() - start, 1e-6)
         speed, old = len(x) / seconds, self.images_per_second
         self.images_per_second = SMOOTHING * old + (1 - SMOOTHING) * speed if old else speed
-        self.batches += 1
         for job in jobs:
             job.future.set_result(rows[: len(job.x)])
             rows = rows[len(job.x) :]

@@ -35,7 +35,6 @@ class Worker(NamedTuple):
     pipe: "Connection[Any, Any]"
 
     def stop(self) -> None:
-        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self.pipe.close()

@@ -77,39 +77,29 @@ class DriftMonitor:
     def observe(self, scores: Iterable[float]) -> None:
         """Take in scores in the order of arrival; a score of NaN counts as the lowest."""
         for score in scores:
-            self._observe_one(-math.inf if math.isnan(score) else score)
-
-    def _observe_one(self, score: float) -> None:
-        bin_ = int(np.searchsorted(self.edges, score, side="right"))
-        below, total = int(self.counts[:bin_].sum()), int(self.counts.sum())
-        p = (below + self.random.random() * (int(self.counts[bin_]) + 1)) / (total + 1)
-        self.counts[bin_] += 1
-        u = 2 * p - 1
-        factors = np.concatenate([1 + SHIFTS * u, 1 + SPREADS * (3 * u * u - 1) / 2])
-        self.bets = (1 + self.bets) * factors
-        self.images += 1
-        if self.statistic >= self.level:
-            self.alarms += 1
-            self.first_alarm = self.first_alarm or self.images
-            self.bets = np.zeros_like(self.bets)
+            lowest = math.isnan(score)
+            bin_ = 0 if lowest else int(np.searchsorted(self.edges, score, side="right"))
+            below, total = int(self.counts[:bin_].sum()), int(self.counts.sum())
+            p = (below + self.random.random() * (int(self.counts[bin_]) + 1)) / (total + 1)
+            self.counts[bin_] += 1
+            u = 2 * p - 1
+            factors = np.concatenate([1 + SHIFTS * u, 1 + SPREADS * (3 * u * u - 1) / 2])
+            self.bets = (1 + self.bets) * factors
+            self.images += 1
+            if self.statistic >= self.level:
+                self.alarms += 1
+                self.first_alarm = self.first_alarm or self.images
+                self.bets = np.zeros_like(self.bets)
 
     @property
     def statistic(self) -> float:
-        """The mean of the bets; an alarm is given at `level`."""
         return float(self.bets.mean())
 
     @property
     def alarm(self) -> bool:
-        """Whether an alarm was given since the start or the last reset."""
         return self.alarms > 0
 
-    @property
-    def statement(self) -> str:
-        """The false-alarm rate in words."""
-        return f"without drift, a false alarm comes on average after at least {self.level:,} images"
-
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
         return {
             "alarm": self.alarm,
             "alarms": self.alarms,
@@ -117,7 +107,8 @@ class DriftMonitor:
             "statistic": self.statistic,
             "level": self.level,
             "images": self.images,
-            "false_alarms": self.statement,
+            "false_alarms": "without drift, a false alarm comes on average after at least "
+            f"{self.level:,} images",
         }
 
 
@@ -145,7 +136,6 @@ class Metrics:
         }
 
     def count_request(self, path: str, code: int, seconds: float) -> None:
-        """Count one answered request."""
         self.requests.labels(path, str(code)).inc()
         self.seconds.observe(seconds)
 
@@ -162,7 +152,6 @@ class Metrics:
             self.alarms.inc(self.monitor.alarms - before)
 
     def reset_drift(self) -> dict[str, Any]:
-        """Start the drift test anew and return its state."""
         with self.lock:
             self.monitor.reset()
             return self.monitor.to_json()

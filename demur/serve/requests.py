@@ -81,18 +81,14 @@ class Settings(Spec):
                 f"to {self.max_images}, or lower max_images"
             )
 
-    @property
-    def decoder_memory(self) -> int:
-        """Bytes that one decoder may allocate."""
-        return DECODER_MEMORY + max(PIXEL_MEMORY * self.max_pixels, JSON_MEMORY * self.max_body)
-
 
 class ImageReader:
     """Reads the images of requests within the limits; used on one event loop."""
 
     def __init__(self, guard: Guard, settings: Settings) -> None:
         self.guard, self.settings = guard, settings
-        self.pool = DecoderPool(settings.decoders, settings.decoder_memory)
+        work = max(PIXEL_MEMORY * settings.max_pixels, JSON_MEMORY * settings.max_body)
+        self.pool = DecoderPool(settings.decoders, DECODER_MEMORY + work)
         self.in_memory = 0  # bytes of bodies
 
     async def read(self, request: Request, deadline: float) -> tuple[Batch, list[str]]:

@@ -76,15 +76,12 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, setattr, self, "should_exit", True)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-
-    def _stop(self) -> None:
-        self.should_exit = True
 
 
 def server_config(guard: Guard, settings: Settings) -> uvicorn.Config:
@@ -115,7 +112,6 @@ def serve(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket; BadInput if the address cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio sets TCP_NODELAY only if the protocol is named; else an answer takes 40 ms more

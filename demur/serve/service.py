@@ -11,7 +11,7 @@ import base64
 import hmac
 import io
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -24,6 +24,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from demur.files.image_files import import_pillow
 from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
 from demur.serve import schema
-from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
+from demur.serve.batching import Batcher, Overloaded, Rows, result_rows, retry
 from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
 from demur.serve.metrics import DriftMonitor, Metrics
@@ -83,7 +84,6 @@ class Service:
         self.requests = self.attacks = 0  # in progress
 
     def close(self) -> None:
-        """Finish what is queued."""
         self.reader.pool.close()
         self.batcher.close()
         self.attacker.shutdown()
@@ -115,7 +115,6 @@ class Service:
         return self.metrics.reset_drift()
 
     async def predict(self, request: Request) -> Rows:
-        """Decide on the images of a request."""
         if self.batcher.waiting >= self.settings.max_queue:  # before the work of decoding
             raise Overloaded(self.batcher.retry_after)
         deadline = time.monotonic() + self.settings.timeout
@@ -125,7 +124,6 @@ class Service:
         return [{"file": name, **row} for name, row in zip(names, rows, strict=True)]
 
     async def attack(self, request: Request) -> dict[str, Any]:
-        """Attack the one image of a request."""
         if not self.settings.attack:
             raise RequestError(404, "attacks are switched off (demur serve --no-attack)")
         if self.attacks >= MAX_ATTACKS:
@@ -144,12 +142,11 @@ class Service:
             self.attacks -= 1
 
     async def _answer(self, future: "Future[T]") -> T:
-        """The result of a future."""
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:  # by the batcher, or by the limit in `handle`
             raise RequestError(503, TOO_LATE, retry(1)) from None
-        except (ModelFailed, RuntimeError) as error:
+        except RuntimeError as error:
             raise RequestError(503, f"the model failed on this request ({error})") from None
 
     async def handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,7 +173,7 @@ class Service:
                 if self.requests > self.settings.max_requests and path not in OPEN_PATHS:
                     raise Overloaded(self.batcher.retry_after)
                 await app(scope, receive, counted)
-        except (RequestError, Overloaded) as error:
+        except RequestError as error:
             await problem(error)(scope, receive, counted)
         except TimeoutError:
             if code == 0:
@@ -187,7 +184,6 @@ class Service:
             self.metrics.count_request(label, code or 500, time.monotonic() - start)
 
     def health(self) -> dict[str, Any]:
-        """State of the service as JSON values."""
         drift, guard = self.metrics.monitor.to_json(), self.guard
         return {
             "status": "drift" if drift["alarm"] else "ok",
@@ -210,16 +206,8 @@ class Service:
         }  # fmt: skip
 
 
-def retry(seconds: int) -> dict[str, str]:
-    """Header that says when to try again."""
-    return {"Retry-After": str(seconds)}
-
-
-def problem(error: RequestError | Overloaded) -> JSONResponse:
+def problem(error: RequestError) -> JSONResponse:
     """The answer to a request that cannot be fulfilled."""
-    if isinstance(error, Overloaded):
-        detail = f"the service is overloaded; try again in {error.retry_after} s"
-        return JSONResponse({"detail": detail}, 429, retry(error.retry_after))
     return JSONResponse({"detail": error.detail}, error.status, error.headers)
 
 
@@ -239,30 +227,22 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
     app.state.service = service
     app.add_middleware(lambda app: partial(service.handle, app))
     _add_routes(app, service)
-    _add_page(app)
+    for path, (name, kind) in PAGE.items():
+        page = Response(files("demur.serve").joinpath(name).read_bytes(), media_type=kind)
+        app.router.routes.append(Route(path, page, methods=["GET"], include_in_schema=False))
     return app
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    extra = {"requestBody": schema.BODY}
+    post = partial(app.post, openapi_extra={"requestBody": schema.BODY})
+    switched_off: schema.Problems = {404: {"model": schema.Problem, "description": "Switched off."}}
 
-    @app.post(
-        "/predict",
-        response_model=schema.Predictions,
-        responses=schema.PROBLEMS,
-        openapi_extra=extra,
-    )
+    @post("/predict", response_model=schema.Predictions, responses=schema.PROBLEMS)
     async def predict(request: Request) -> Any:
         """Classify images and accept or reject each prediction."""
         return {"predictions": await service.predict(request)}
 
-    @app.post(
-        "/attack",
-        response_model=schema.AttackReport,
-        openapi_extra=extra,
-        responses=schema.PROBLEMS
-        | {404: {"model": schema.Problem, "description": "Switched off."}},
-    )
+    @post("/attack", response_model=schema.AttackReport, responses=schema.PROBLEMS | switched_off)
     async def attack(request: Request) -> Any:
         """Attack one image by PGD and report the decisions before and after."""
         return await service.attack(request)
@@ -282,19 +262,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Return counters in the text format of Prometheus."""
         text = service.metrics.text(service.batcher.waiting)
         return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
-
-
-def _add_page(app: FastAPI) -> None:
-    def route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
-        content = files("demur.serve").joinpath(name).read_bytes()
-
-        async def page() -> Response:
-            return Response(content, media_type=kind)
-
-        return page
-
-    for path, (name, kind) in PAGE.items():
-        app.add_api_route(path, route(name, kind), include_in_schema=False)
 
 
 def attack_image(guard: Guard, x: Tensor, note: str) -> dict[str, Any]:

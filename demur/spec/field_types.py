@@ -7,6 +7,7 @@ convert_value("ten", PositiveInt, "PGD.steps")
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -49,27 +50,21 @@ def convert_value(value: Any, kind: Any, where: str) -> Any:
 def _convert(value: Any, kind: Any) -> Any:
     """Value converted to `kind`; raises TypeError if it does not fit."""
     origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        base, conditions = args[0], args[1:]
-        value = _convert(value, base)
-        if all(condition.holds(value) for condition in conditions):
-            return value
-        raise TypeError
     if origin in (Union, UnionType):
         return _convert_to_any(value, args)
-    if origin is Literal:
+    if origin in (tuple, list, dict):
+        return _convert_container(value, origin, args)
+    if origin is Annotated:
+        value = _convert(value, args[0])
+        ok = all(condition.holds(value) for condition in args[1:])
+    elif origin is Literal:
         ok = value in args
-    elif origin is tuple:
-        return _convert_tuple(value, args)
-    elif origin in (list, dict):
-        return _convert_container(value, origin, args[-1])
-    elif kind is float:
-        value = _to_float(value)
-        ok = math.isfinite(value)
-    elif kind is int:
-        ok = isinstance(value, int) and not isinstance(value, bool)
+    elif kind is float and _is_number(value):
+        with suppress(OverflowError):
+            value = float(value)
+        ok = isinstance(value, float) and math.isfinite(value)
     else:
-        ok = isinstance(value, kind)
+        ok = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not ok:
         raise TypeError
     return value
@@ -79,41 +74,24 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _to_float(value: Any) -> float:
-    if not _is_number(value):
-        raise TypeError
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _convert_to_any(value: Any, kinds: tuple[Any, ...]) -> Any:
     for kind in kinds:
-        try:
+        with suppress(TypeError):
             return _convert(value, kind)
-        except TypeError:
-            continue
     raise TypeError
 
 
-def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, tuple):
+def _convert_container(value: Any, container: Any, kinds: tuple[Any, ...]) -> Any:
+    """A tuple, a list or a dictionary whose keys are words, with its values converted."""
+    if not isinstance(value, container):
         raise TypeError
-    if kinds[1:] == (Ellipsis,):
+    if isinstance(value, dict):
+        return {_convert(k, str): _convert(v, kinds[1]) for k, v in value.items()}
+    if container is list or kinds[1:] == (Ellipsis,):
         kinds = kinds[:1] * len(value)
     if len(kinds) != len(value):
         raise TypeError
-    return tuple(_convert(v, k) for v, k in zip(value, kinds, strict=True))
-
-
-def _convert_container(value: Any, container: type, kind: Any) -> Any:
-    """A list or a dictionary with words as keys, its values converted to `kind`."""
-    if container is dict and isinstance(value, dict):
-        return {_convert(k, str): _convert(v, kind) for k, v in value.items()}
-    if container is list and isinstance(value, list):
-        return [_convert(v, kind) for v in value]
-    raise TypeError
+    return container(_convert(v, k) for v, k in zip(value, kinds, strict=True))
 
 
 def describe_type(kind: Any, value: Any = None) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -75,15 +76,13 @@ def field_types(cls: type[Spec]) -> dict[str, Any]:
 def show(value: Any, full: bool = False) -> str:
     """`value` as text that `read` turns back into it; `full` writes defaults too."""
     if isinstance(value, Spec):
-        parts = []
+        parts, required = [], required_fields(type(value))
         for f in fields(value):
             held = getattr(value, f.name)
-            required = f.default is f.default_factory is MISSING
-            if required and not full:
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            if f.name in required and not full:
                 parts.append(show(held))
-            elif full or held != (
-                f.default if f.default_factory is MISSING else f.default_factory()
-            ):
+            elif full or held != default:
                 parts.append(f"{f.name}={show(held, full)}")
         return _call(type(value), ", ".join(parts))
     if isinstance(value, tuple):
@@ -112,7 +111,6 @@ def lines(value: Spec) -> str:
 
 
 def _call(cls: type[Spec], arguments: str) -> str:
-    """Return the text of a constructor call."""
     if cls.__module__.partition(".")[0] == "demur":
         return f"{cls.__name__}({arguments})"
     separator = "," if arguments.startswith("\n") else ", " if arguments else ""
@@ -124,19 +122,14 @@ def check_readable(value: Spec) -> None:
     for part in specs_in(value):
         cls = type(part)
         if cls.__module__.partition(".")[0] != "demur":
-            path = f"{cls.__module__}:{cls.__qualname__}"
-            if cls.__module__ == "__main__" or not _is_found(path, cls):
+            path, found = f"{cls.__module__}:{cls.__qualname__}", None
+            with suppress(BadInput):
+                found = import_object(path, Spec)
+            if cls.__module__ == "__main__" or found is not cls:
                 raise BadInput(
                     f"{cls.__name__} cannot be found again by {path!r}; define it at the top level "
                     "of a module that Python can import, not in a script or a notebook cell"
                 )
-
-
-def _is_found(path: str, cls: type[Spec]) -> bool:
-    try:
-        return import_object(path, Spec) is cls
-    except BadInput:
-        return False
 
 
 def specs_in(value: Any) -> Iterator[Spec]:
@@ -259,7 +252,12 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
         case ast.Tuple(elts=elements):
             return tuple(_value(e, vocabulary, text) for e in elements)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _negative(_value(operand, vocabulary, text), text)
+            value = _value(operand, vocabulary, text)
+            if isinstance(value, int | float):
+                return -value
+            raise BadInput(
+                f"only a number can be negative in {text!r}; write -1*CE() for an objective"
+            )
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _combined(type(op), left, right, vocabulary, text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
@@ -320,12 +318,6 @@ def find_name(name: str, known: Iterable[str]) -> str | None:
 
 def _letters(name: str) -> str:
     return re.sub(r"[-_ ]", "", name).lower()
-
-
-def _negative(value: Any, text: str) -> Any:
-    if isinstance(value, int | float):
-        return -value
-    raise BadInput(f"only a number can be negative in {text!r}; write -1*CE() for an objective")
 
 
 def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]]) -> Spec:
@@ -389,12 +381,12 @@ def _path(value: Spec, key: str) -> list[str]:
     path: list[str] = []
     owner: Any = value
     for name in key.split("."):
-        found = [p for p in _paths(owner) if p == [name]]
-        found = found or [p for p in _paths(owner) if p[-1] == name]
+        known = list(_paths(owner))
+        found = [[name]] if [name] in known else [p for p in known if p[-1] == name]
         if not found:
-            known = {p[-1] for p in _paths(owner)}
             inside = f" in {'.'.join(path)}" if path else ""
-            raise BadInput(f"no key {shorten(name)!r}{inside}; {suggestion(name, known)}")
+            near = suggestion(name, {p[-1] for p in known})
+            raise BadInput(f"no key {shorten(name)!r}{inside}; {near}")
         if len(found) > 1:
             places = " or ".join(".".join(path + p) for p in found)
             raise BadInput(f"{key!r} could mean {places}; write it out")

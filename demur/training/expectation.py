@@ -44,7 +44,6 @@ def expectations(recipe: Recipe, fit: Images, device: torch.device) -> Iterator[
 
 
 def _seconds(recipe: Recipe, fit: Images, device: torch.device) -> float:
-    """Estimate the time of the epochs with an attack from that of one small step."""
     step, count = TrainingStep(recipe, TrainState(recipe, device), fit.to(device)), TIMED
     chosen = torch.arange(count, device=device) % len(fit)
     step.train_state.begin(0)

@@ -7,8 +7,7 @@ the plain step, so both end with the same weights up to rounding (benchmarks/eng
 The last, partial batch takes the plain step.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -146,14 +145,9 @@ class FastSteps(PlainSteps):
         attack = getattr(self.recipe.method.framework, "attack", None)
         if attack is not None and attack.keep_rule == "success":
             raise BadInput("an attack with keep=success changes its batch size while it runs")
-        with self._state_restored():
-            self.graph, _ = capture(self._step, prepare=self.cursor.zero_)
-
-    @contextmanager
-    def _state_restored(self) -> Iterator[None]:
         before = {name: value.clone() for name, value in self.train_state.tensors().items()}
         try:
-            yield
+            self.graph, _ = capture(self._step, prepare=self.cursor.zero_)
         finally:
             if self.order.is_cuda:
                 torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, import_optional, suggestion
 from demur.files.atomic import write_text
 
 Log = Callable[[Sequence[str]], None]  # of the lines of metrics.jsonl so far
@@ -36,20 +36,15 @@ def csv_log(folder: Path) -> Log:
 
 def tensorboard_log(folder: Path) -> Log:
     """tensorboard/: a scalar per column of the metrics."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise BadInput(
-            "the log needs TensorBoard; install it with pip install 'demur[tensorboard]'"
-        ) from None
-    make_writer: Any = SummaryWriter
+    need = "the log needs TensorBoard"
+    tensorboard = import_optional("torch.utils.tensorboard", need, "'demur[tensorboard]'")
     writer: Any = None
 
     def write(lines: Sequence[str]) -> None:
         nonlocal writer
         latest = json.loads(lines[-1])
         epoch = latest.pop("epoch")
-        writer = writer or make_writer(str(folder / "tensorboard"), purge_step=epoch)
+        writer = writer or tensorboard.SummaryWriter(folder / "tensorboard", purge_step=epoch)
         for name, value in latest.items():
             if isinstance(value, int | float):
                 writer.add_scalar(name, value, epoch)

@@ -118,15 +118,15 @@ def train(
     check_trainable(recipe, splits, world.size)
     check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
-    open_logs(logs, folder)  # raises before anything is written
+    opened = open_logs(logs, folder)  # raises before anything is written
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.has_weights):
             plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
-            training = Training(recipe, run, splits, device, plan, on_progress, on_message)
-            training.begin_files(recipe.data.listing(data_folder), logs)
-            training.train()
+            if world.is_leader and (listing := recipe.data.listing(data_folder)) is not None:
+                write_text(run.path / LISTING, listing)
+            Training(recipe, run, splits, device, plan, on_progress, on_message, opened).train()
     world.barrier()
     return run
 
@@ -171,41 +171,29 @@ class Training:
 
     def __init__(
         self, recipe: Recipe, run: Run, splits: Splits, device: torch.device, plan: EnginePlan,
-        on_progress: ProgressCallback, on_message: MessageCallback,
+        on_progress: ProgressCallback, on_message: MessageCallback, logs: Sequence[Log] = (),
     ) -> None:  # fmt: skip
-        self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
+        self.recipe, self.run, self.plan = recipe, run, plan
+        self.on_progress, self.logs = on_progress, logs
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
         split = recipe.selection_split  # None if the last epoch is selected
         self.selection_images = None if split is None else splits[split].to(device)
-        self.train_state = TrainState(
-            recipe, device, plan.channels_last, plan.precision, self.world
-        )
+        state = TrainState(recipe, device, plan.channels_last, plan.precision, self.world)
         if plan.sync_bn:
-            synchronise_batch_norm(self.train_state.net)
+            synchronise_batch_norm(state.net)
         self.base = base_of(recipe)
         if self.base is not None:
-            self.train_state.load_base(self.base.net(torch.device("cpu")))
+            state.load_base(self.base.net(torch.device("cpu")))
         if plan.engine == "fast" and device.type == "cuda":
-            self.steps: PlainSteps = FastSteps(
-                recipe, self.train_state, self.fit, on_message=on_message
-            )
+            self.steps: PlainSteps = FastSteps(recipe, state, self.fit, on_message=on_message)
         else:
-            self.steps = PlainSteps(recipe, self.train_state, self.fit)
-        self.validator = Validator(self.train_state, plan.engine)
+            self.steps = PlainSteps(recipe, state, self.fit)
+        self.train_state, self.validator = state, Validator(state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
-        self.logs: list[Log] = []
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
-
-    def begin_files(self, listing: str | None, logs: Sequence[str]) -> None:
-        """Write which files are in which split, and open the logs; rank 0 does."""
-        if not self.world.is_leader:
-            return
-        if listing is not None:
-            write_text(self.run.path / LISTING, listing)
-        self.logs = open_logs(logs, self.run.path)
 
     def train(self) -> None:
         """Train from the last saved epoch to the end and write the selected weights."""
@@ -215,24 +203,17 @@ class Training:
             start = time.monotonic()
             loss = self._epoch(state.epoch, progress)
             robust, clean = self._validate()
-            split = self.recipe.selection_split
-            accuracies = (
-                {} if split is None else {f"{split}_robust": robust, f"{split}_clean": clean}
-            )
-            line = {
-                "loss": loss,
-                **accuracies,
-                "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
-                "seconds": round(time.monotonic() - start, 3),
-            }
+            line: dict[str, float | None] = {"loss": loss}
+            if (split := self.recipe.selection_split) is not None:
+                line |= {f"{split}_robust": robust, f"{split}_clean": clean}
+            line["lr"] = self.recipe.schedule((state.epoch + 1) / self.recipe.epochs)
+            line["seconds"] = round(time.monotonic() - start, 3)
             # an epoch with a smaller eps is not one that the recipe is for
             final = self.recipe.strength(state.epoch) == 1
             state = state.after(robust if final else None, line)
             self._save(state)
-            for log in self.logs:
-                log(state.lines)
-            progress = Progress(
-                state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
+            progress = replace(
+                progress, epoch=state.epoch, step=0, loss=loss, robust=robust, clean=clean
             )
             self.on_progress(progress)
         if self.world.is_leader:
@@ -254,7 +235,6 @@ class Training:
         return state
 
     def _check_same_base(self, saved: Tensors) -> None:
-        """Raise BadInput if the base is not the one that this run started from."""
         trunk = {} if self.base is None else self.train_state.net.trunk.state_dict()
         pairs = [(value.cpu(), saved[f"net.trunk.{name}"].cpu()) for name, value in trunk.items()]
         if not all(torch.equal(*pair) for pair in pairs):
@@ -264,7 +244,7 @@ class Training:
             )
 
     def _save(self, state: ResumeState) -> None:
-        """Copy the weights of a best epoch; save the state unless that was done recently."""
+        """Copy the weights of a best epoch; save the state unless that was done recently; log."""
         if not self.world.is_leader:
             return
         if state.is_best:
@@ -275,9 +255,10 @@ class Training:
             save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
             self.saved_epoch, end = state.epoch, time.monotonic()
             self.next_save = end + (end - start) / SAVE_TIME_SHARE
+        for log in self.logs:
+            log(state.lines)
 
     def _validate(self) -> tuple[float | None, float | None]:
-        """Return the accuracy on the selection split under the validation attack and clean."""
         if self.selection_images is None:
             return None, None
         attack, images = self.recipe.validation_attack, self.selection_images
@@ -285,7 +266,6 @@ class Training:
         return clean if attack == Clean() else self.validator.accuracy(attack, images), clean
 
     def _metadata(self) -> dict[str, Any]:
-        """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
         reason = reason.replace("under Clean()", "on clean images")
@@ -306,7 +286,6 @@ class Training:
         }
 
     def _epoch(self, epoch: int, before: Progress) -> float:
-        """Train one epoch on the fit split and return the mean loss."""
         self.steps.begin(epoch)
         for i in range(self.steps.batches):
             self.steps(i)

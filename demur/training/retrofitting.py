@@ -11,13 +11,13 @@ images: clean, under PGD on the net, and with each score attacked by itself.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from demur.attacks import PGD, AcceptedError, Attack, Clean, PlusLogScore
+from demur.attacks import PGD, AcceptedError, Clean, PlusLogScore
 from demur.calibrate import TPR, ChanceTest, upper_bound
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
@@ -31,7 +31,7 @@ from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
 from demur.rejectors.rule import as_score
-from demur.runs import Run
+from demur.runs import Record, Run
 from demur.sanity.grades import MIN_LEFT, Grade, Verdict
 from demur.spec import show
 from demur.spec.importing import allow_import
@@ -68,11 +68,9 @@ class HeadComparison:
     @property
     def verdict(self) -> Outcome:
         """Better or worse if the whole interval is on one side of 0."""
-        sign = 1 if self.measure == "AUROC" else -1
-        ends = sorted((sign * self.difference.lo, sign * self.difference.hi))
-        if ends[0] > 0:
-            return "better"
-        return "worse" if ends[1] < 0 else "no difference shown"
+        if not (self.difference.lo > 0 or self.difference.hi < 0):
+            return "no difference shown"
+        return "better" if (self.difference.lo > 0) == (self.measure == "AUROC") else "worse"
 
     @property
     def sentence(self) -> str:
@@ -113,13 +111,9 @@ class Retrofit:
 
 
 def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") -> Recipe:
-    """Recipe that trains an R-Con head on the frozen net of a function.
+    """Recipe that trains an R-Con head on the frozen net of a function; see `retrofit`.
 
-    Args:
-        model: "module:function", which returns a trained net from images in [0, 1] to logits. It
-            is imported, so it must come from the user and never from a file.
-        changes: Changes "key=value", data=PATH among them.
-        layer: Name of the layer whose output the head reads; empty: the penultimate one.
+    The function is imported, so its name must come from the user and never from a file.
     """
     allow_import(model)
     # clean images too: a net that was not trained under attack is nearly always wrong there
@@ -161,18 +155,17 @@ def compare(loaded: LoadedRun, on_progress: ProgressCallback = ignore) -> Retrof
     rcon = recipe.head_rejector[1]
     ball = training_attack(recipe).ball
     pgd, eps = PGD(ball, steps=STEPS), show(ball)
+    attack = partial(run_attack, loaded, on_progress=on_progress)
     found = [
-        _ranking(loaded, "clean images", "clean", Clean(), rcon, on_progress),
-        _ranking(loaded, f"PGD-{STEPS} on the net, {eps}", f"pgd-{STEPS}", pgd, rcon, on_progress),
+        _ranking("clean images", attack("clean", Clean()), rcon),
+        _ranking(f"PGD-{STEPS} on the net, {eps}", attack(f"pgd-{STEPS}", pgd), rcon),
         _attacked_by_themselves(loaded, pgd, rcon, eps, on_progress),
     ]
     verdict = _grade(found, loaded.chance_test())
     result = Retrofit(loaded.run, tuple(found), verdict, _advice(found, verdict.grade))
+    stored = {"weights": loaded.run.checkpoint["weights"], **result.to_json()}
     with loaded.run.writing():
-        write_json(
-            loaded.run.path / FILE,
-            {"weights": loaded.run.checkpoint["weights"], **result.to_json()},
-        )
+        write_json(loaded.run.path / FILE, stored)
     return result
 
 
@@ -220,12 +213,8 @@ def training_attack(recipe: Recipe) -> PGD:
     return attack
 
 
-def _ranking(
-    loaded: LoadedRun, images: str, label: str, attack: Attack, rcon: Rejector,
-    on_progress: ProgressCallback,
-) -> HeadComparison:  # fmt: skip
+def _ranking(images: str, record: Record, rcon: Rejector) -> HeadComparison:
     """AUROC of both scores on one record."""
-    record = run_attack(loaded, label, attack, on_progress=on_progress)
     a, b = (values(as_score(one), record) for one in (rcon, Con()))
     correct = record.correct
     return HeadComparison(
@@ -269,5 +258,4 @@ def share_difference(a: BoolArray, b: BoolArray) -> Difference:
     gap = (only_a - only_b) / n
     error = math.sqrt(only_a + only_b - (only_a - only_b) ** 2 / n) / n
     p = math.erfc(abs(gap) / error / math.sqrt(2))
-    value = float(np.mean(a) - np.mean(b))
-    return Difference(value, gap - 1.96 * error, gap + 1.96 * error, p)
+    return Difference(float(a.mean() - b.mean()), gap - 1.96 * error, gap + 1.96 * error, p)

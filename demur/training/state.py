@@ -7,7 +7,7 @@ resumed run restores them in place.
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -47,26 +47,18 @@ class AWP:
         """Set gamma for an epoch that starts after this fraction of all epochs."""
         self.current_gamma.fill_(self.gamma if progress >= self.start else 0.0)
 
-    @contextmanager
-    def preserve_statistics(self) -> Iterator[None]:
+    def preserve_statistics(self) -> AbstractContextManager[None]:
         """Restore the running statistics of batch norm afterwards; for the first pass."""
-        self.statistics_backup.save()
-        try:
-            yield
-        finally:
-            self.statistics_backup.restore()
+        return self.statistics_backup.preserve()
 
     @contextmanager
     def perturb(self) -> Iterator[None]:
         """Move the weights along their gradients; restore them bit by bit afterwards."""
-        self.weights_backup.save()
-        self._move()
-        try:
+        # the reference code steps from the moved weights and subtracts the movement afterwards,
+        # so weight decay acts on the moved weights and a rounding error remains
+        with self.weights_backup.preserve():
+            self._move()
             yield
-        finally:
-            # the reference code steps from the moved weights and subtracts the movement afterwards,
-            # so weight decay acts on the moved weights and a rounding error remains
-            self.weights_backup.restore()
 
     @torch.no_grad()
     def _move(self) -> None:
@@ -86,27 +78,20 @@ class TensorBackup:
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors, self.copies = tensors, [tensor.detach().clone() for tensor in tensors]
 
-    @torch.no_grad()
-    def save(self) -> None:
-        """Copy the current values of the tensors."""
-        torch._foreach_copy_(self.copies, self.tensors)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Write the saved values back."""
-        torch._foreach_copy_(self.tensors, self.copies)
+    @contextmanager
+    def preserve(self) -> Iterator[None]:
+        """Write the values from before the block back afterwards."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.copies, self.tensors)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.tensors, self.copies)
 
 
 class TrainState:
-    """A net and its SGD optimiser with momentum.
-
-    Args:
-        recipe: what to train.
-        device: where to train.
-        channels_last: use the channels_last memory format.
-        precision: precision of convolutions; None: that of the recipe.
-        world: the processes that train together.
-    """
+    """A net and its SGD optimiser with momentum; `precision` is by default that of the recipe."""
 
     def __init__(
         self,
@@ -141,7 +126,6 @@ class TrainState:
 
     @torch.no_grad()
     def load_base(self, base: RejectingNet) -> None:
-        """Copy the trunk and the classifier of a trained net."""
         nets = [self.net] if self.ema is None else [self.net, self.ema.net]
         for net in nets:
             for part, source in ((net.trunk, base.trunk), (net.classify, base.classify)):
@@ -159,7 +143,6 @@ class TrainState:
             self.awp.begin(progress)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
         self.rate.fill_(rate)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate if self.rate.is_cuda else rate
@@ -172,7 +155,6 @@ class TrainState:
         return tensors if self.ema is None else tensors | self.ema.tensors()
 
     def buffers(self) -> list[Tensor]:
-        """Return the buffers of the net and of its EMA, running statistics among them."""
         nets = dict.fromkeys([self.net, self.eval_net])  # one net without EMA
         return [buffer for net in nets for buffer in net.buffers()]
 
@@ -196,10 +178,8 @@ class EMA:
         self.min_rate = 1 - decay
         # running statistics are averaged like weights; num_batches_tracked is copied
         self.averages, self.source = _state_tensors(self.net, True), _state_tensors(net, True)
-        self.counts, self.source_counts = (
-            _state_tensors(self.net, False),
-            _state_tensors(net, False),
-        )
+        self.counts = _state_tensors(self.net, False)
+        self.source_counts = _state_tensors(net, False)
         self.steps = self.averages[0].new_zeros((), dtype=torch.int64)
 
     @torch.no_grad()

@@ -27,14 +27,8 @@ ORDER, AUGMENT, CRAFT = 1, 2, 3  # random streams of batch order, augmentation a
 class TrainingStep:
     """Update a TrainState by one step and return the loss.
 
-    The noise depends only on (seed, image, step), so every engine draws the same.
-
-    Args:
-        recipe: what to train.
-        train_state: the state to update.
-        fit: the training images.
-        model: the model that attacks query; None: the net itself.
-        batch_loss: a faster version of the method's batch loss; None: the method's own.
+    The noise depends only on (seed, image, step), so every engine draws the same. Attacks query
+    `model`, by default the net itself; `batch_loss` is a faster version of the method's own.
     """
 
     def __init__(
@@ -106,7 +100,6 @@ class TrainingStep:
         return value
 
     def _backward(self, loss: Callable[[], Tensor]) -> Tensor:
-        """Set the gradients of the weights, all-reduced over processes; return the loss."""
         train_state, value = self.train_state, loss()
         train_state.optimiser.zero_grad()
         value.backward(inputs=list(train_state.trainable.values()))
@@ -155,7 +148,6 @@ class PlainSteps:
             self.stream.begin([self._shard(i)[0] for i in range(self.batches)])
 
     def __call__(self, i: int) -> None:
-        """Take step i of the epoch."""
         self.train_state.set_learning_rate(float(self.rates[i]))
         shard, share = self._shard(i)
         if self.stream is not None:

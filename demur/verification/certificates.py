@@ -86,14 +86,12 @@ def _record_problem(values: dict[str, Any], found: Certificate, loaded: StoredRu
 
 def figures_problem(figures: dict[str, Any]) -> str:
     """Which shares of decisions do not come from one set of counts; empty if all do."""
-    n, shares = figures["images"], [figures[key] for key in ("accuracy", "coverage", "tpr", "risk")]
-    right, kept, kept_right, kept_wrong = (
-        round(share["value"] * share["n"]) if share else 0 for share in shares
-    )
-    computed = count_figures(n, right, kept, kept_right)
-    if kept_right + kept_wrong != kept or [bool(share) for share in shares] != [
-        computed[key] is not None for key in ("accuracy", "coverage", "tpr", "risk")
-    ]:
+    shares = {key: figures[key] for key in ("accuracy", "coverage", "tpr", "risk")}
+    counts = (round(share["value"] * share["n"]) if share else 0 for share in shares.values())
+    right, kept, kept_right, kept_wrong = counts
+    computed = count_figures(figures["images"], right, kept, kept_right)
+    present = all(bool(share) == (computed[key] is not None) for key, share in shares.items())
+    if kept_right + kept_wrong != kept or not present:
         return "the shares of the figures contradict each other"
     return "a share or an interval does not follow from counts" * differs(figures, computed)
 
@@ -109,9 +107,8 @@ def read_table(path: Path) -> dict[str, Any] | None:
 
 
 def _results(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """Results of attack ensembles in a table."""
-    parts = [part for part in (table, *table.values()) if isinstance(part, dict)]
-    return [part for part in parts if {"clean", "attacked", "broken_by"} <= set(part)]
+    parts, keys = (table, *table.values()), {"clean", "attacked", "broken_by"}
+    return [part for part in parts if isinstance(part, dict) and keys <= set(part)]
 
 
 def table_problem(table: dict[str, Any], known: Mapping[str, tuple[Record, StoredRun]]) -> str:
@@ -122,9 +119,8 @@ def table_problem(table: dict[str, Any], known: Mapping[str, tuple[Record, Store
                 counts = Counts(*(part[when][kind]["count"] for kind in KINDS))
                 if part["n"] != counts.n or differs(part[when], counts.to_json()):
                     return f"the row {when} of {part['attack']} does not follow from its counts"
-            if part["unbroken"] != part["broken_by"].count("") or part["n"] != len(
-                part["broken_by"]
-            ):
+            broken_by = part["broken_by"]
+            if (part["unbroken"], part["n"]) != (broken_by.count(""), len(broken_by)):
                 return f"unbroken of {part['attack']} is not the number of unbroken images"
         rows = [row for part in TABLES for row in table.get(part, ())]
         digests = dict.fromkeys(row["record"] for row in rows)
@@ -153,5 +149,4 @@ def _rows(record: Record, loaded: StoredRun) -> list[dict[str, Any]]:
     rows = [] if cases else evaluation.score_record(record).rows
     worst = [entry.row.to_json() for entry in cases if entry.row.record == record.digest]
     found = [summary(record).to_json(), *worst, *(row.to_json() for row in rows)]
-    plain: list[dict[str, Any]] = json.loads(json.dumps(found))
-    return plain
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]

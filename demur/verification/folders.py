@@ -66,11 +66,8 @@ class Verification:
     unchecked: Counter[str] = field(default_factory=Counter)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         findings = [one._asdict() for one in self.findings]
-        return {
-            "findings": findings, "checked": dict(self.checked), "unchecked": dict(self.unchecked)
-        }  # fmt: skip
+        return {"findings": findings, "checked": {**self.checked}, "unchecked": {**self.unchecked}}
 
     def lines(self) -> list[str]:
         """What was checked, and what was not: one line each."""
@@ -164,7 +161,11 @@ class _Task:
         is_run = (path / "recipe.txt").exists() or (path / "checkpoint.json").exists()
         is_guard = (path / bundle.CONFIG).exists()
         if is_run or is_guard:
-            self.signature(path)
+            if self.key is not None:
+                with self.found.reading(path, "signatures"):
+                    check_signature(path, self.key)
+            elif (path / SIGNATURE).exists():
+                self.found.unchecked[f"{SIGNATURE}: no public key is given"] += 1
             self.run(Run(path)) if is_run else self.guard(path)
         inside = sorted(path.iterdir())
         for one in inside if not (is_run or is_guard) else ():
@@ -177,14 +178,6 @@ class _Task:
                 self.file(one)
             elif one.suffix in (".md", ".html") and not is_guard:
                 self.found.unchecked[f"{one.name}: cells of a page are not computed again"] += 1
-
-    def signature(self, path: Path) -> None:
-        """Verify the signature of a folder, if a key is given."""
-        if self.key is not None:
-            with self.found.reading(path, "signatures"):
-                check_signature(path, self.key)
-        elif (path / SIGNATURE).exists():
-            self.found.unchecked[f"{SIGNATURE}: no public key is given"] += 1
 
     def run(self, run: Run, only: str = "*") -> None:
         """Verify a run, an archive or a pack, with the records of this name."""
@@ -216,7 +209,6 @@ class _Task:
         return None
 
     def records(self, run: Run, only: str) -> dict[Path, Record]:
-        """Read the records of a run."""
         read = dict[Path, Record]()
         for path in sorted(run.records_folder.glob(f"{only}.npz")):
             with self.found.reading(path, "records"):
@@ -257,16 +249,14 @@ class _Task:
         return f"{other} images have another label than in another record" if other else ""
 
     def certificate(self, path: Path, loaded: StoredRun | None) -> None:
-        """Verify a certificate, with its record if that is here."""
         with self.found.reading(path, "certificates"):
             values = read_metadata(path, CERTIFICATE, REMEDY)
             self.found.check(path, "counts of certificates", certificate_problem, values)
             if loaded is not None:
-                given = (values, loaded)
-                self.found.check(path, "records of certificates", certificate_problem, *given)
+                names = "records of certificates"
+                self.found.check(path, names, certificate_problem, values, loaded)
 
     def unfinished(self, run: Run) -> None:
-        """Verify the state of a training that has not ended."""
         now = run.path / "state" / "now.json"
         self.found.unchecked["the training has not ended: there are no results yet"] += 1
         if now.exists():
@@ -277,16 +267,15 @@ class _Task:
     def guard(self, path: Path) -> None:
         """Verify a guard: files, figures, certificate, thresholds and the tables of its card."""
         found, card = self.found, ""
-        config: dict[str, Any] = {}
+        count = len(found.findings)
         with found.reading(path, "guards"):
-            read = bundle.read_config(path)
-            for name, digest in read["files"].items():
+            config = bundle.read_config(path)
+            for name, digest in config["files"].items():
                 if name in (bundle.WEIGHTS, bundle.ARRAYS, bundle.ONNX):
                     read_checked(path / name, digest, bundle.REMEDY, MOST_BYTES)
-            if read["model"]["net"] is not None:
+            if config["model"]["net"] is not None:
                 card = model_card(bundle.load(path, None, str(self.device)), None)
-            config = read
-        if not config:
+        if len(found.findings) > count:
             return
         for figures in (config["calibration"], *config["figures"]):
             found.check(path / bundle.CONFIG, "figures", figures_problem, figures)
@@ -308,9 +297,8 @@ def _check_state(path: Path) -> None:
         raise_damaged(path)
     x_adv, _, broken_by, tried = (tensors[name] for name in PROGRESS)
     check_images(x_adv)
-    if {len(tensors[name]) for name in PROGRESS} != {len(x_adv)} or bool(
-        ((broken_by < BROKEN_CLEAN) | (tried < 0)).any()
-    ):
+    same_length = {len(tensors[name]) for name in PROGRESS} == {len(x_adv)}
+    if not same_length or ((broken_by < BROKEN_CLEAN) | (tried < 0)).any():
         raise_damaged(path)
 
 
@@ -323,12 +311,10 @@ def _calibration_problem(config: dict[str, Any]) -> str:
     if problem := certificate_problem(certificate):
         return problem
     stated = {key: certificate[key] for key in ("sentence", "confidence")}
-    thresholds = [score["threshold"] for score in config["scores"]]
     if differs(calibration, stated) or certificate["pilot"] + certificate["n"] != n:
         return "sentence, confidence or number of images are not those of the certificate"
-    return "the thresholds are not those of the certificate" * differs(
-        thresholds, certificate["thresholds"]
-    )
+    other = differs([score["threshold"] for score in config["scores"]], certificate["thresholds"])
+    return "the thresholds are not those of the certificate" * other
 
 
 def _chance_problem(calibration: dict[str, Any]) -> str:

@@ -22,8 +22,7 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import Con, ImageRejector
 from demur.rejectors.rule import Score
 from demur.runs import Record
-from demur.runs.norms import attack_of, norm_problem
-from demur.runs.record import TRUE, identity
+from demur.runs.record import TRUE, attack_of, identity, norm_problem
 from demur.spec import digest, read, show
 
 ROUNDING = 1e-4  # relative, of values that another device computes
@@ -80,9 +79,8 @@ def _norms(record: Record, loaded: StoredRun) -> str:
     linf, l2 = (record.arrays.get(f"size_{name}", torch.zeros(1)) for name in ("linf", "l2"))
     if min(float(linf.min()), float(l2.min())) < 0:
         return "a norm is negative"
-    if {"size_linf", "size_l2"} <= set(record.arrays) and bool(
-        ((l2 - linf < -ROUNDING) | (l2 > linf * math.prod(pixels) ** 0.5 + ROUNDING)).any()
-    ):
+    wrong = (l2 - linf < -ROUNDING) | (l2 > linf * math.prod(pixels) ** 0.5 + ROUNDING)
+    if {"size_linf", "size_l2"} <= set(record.arrays) and wrong.any():
         return "size_l2 and size_linf are not the norms of one image"
     if isinstance(attack, Clean):
         return norm_problem(record.arrays, Linf(0)) or norm_problem(record.arrays, L2(0))
@@ -98,10 +96,8 @@ def _scores(record: Record, loaded: StoredRun) -> str | None:
         con, true = stored.get(show(Con(), full=True)), stored.get(TRUE)
         if con is None or true is None:
             return None
-        correct = torch.from_numpy(record.correct)
-        agree = torch.where(
-            correct, (con - true).abs() <= EXACT, true <= con.clamp(max=0.5) + EXACT
-        )
+        same, below = (con - true).abs() <= EXACT, true <= con.clamp(max=0.5) + EXACT
+        agree = torch.where(torch.from_numpy(record.correct), same, below)
         return "" if agree.all() else "`correct` contradicts Con and T-Con"
     for text, score in stored.items():
         rejector = None if text == TRUE else read(text, VOCABULARY)
@@ -140,10 +136,8 @@ def _labels(record: Record, loaded: StoredRun) -> str:
         return "the positions are not those of the first images of the split"
     if not torch.equal(images.y.cpu(), record.y):
         return "the labels are not those of the data set"
-    whole = "first_of" not in record.metadata
-    return "data is not the digest of the images" * (
-        whole and images.digest() != record.metadata["data"]
-    )
+    is_same = "first_of" in record.metadata or images.digest() == record.metadata["data"]
+    return "" if is_same else "data is not the digest of the images"
 
 
 def _examples(record: Record, loaded: StoredRun) -> str | None:
