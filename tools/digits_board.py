@@ -4,7 +4,7 @@
     python tools/digits_board.py --only pgdat-rr trades
 
 Nets are trained in runs/float and stored in zoo/ with 8-bit weights. A copy of these in runs/ is
-attacked, so that no record is written into zoo/. One core needs about 20 minutes.
+attacked, so that no record is written into zoo/. A free core needs about 20 minutes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = {  # head and framework of the recipe, rejectors
-    "pgdat": ("Con", "Energy", "Consistency"),
+    "pgdat": ("Con", "Energy"),
     "pgdat-rr": ("R-Con", "Con"),
     "trades": ("Con",),
     "ccat": ("Con",),
@@ -26,7 +26,7 @@ ENTRIES = {  # head and framework of the recipe, rejectors
     "pgdat-atro": ("ATRO",),
 }
 CHANGES = ("net.width=8", "epochs=12")
-IMAGES, FEW = 100, 30  # FEW: of Consistency, whose score costs ten steps
+IMAGES = 100
 
 
 def demur(*words: str) -> None:
@@ -56,8 +56,7 @@ def main() -> None:
     for recipe in parser.parse_args().only:
         run = stored_net(recipe)
         for rejector in ENTRIES[recipe]:
-            n = FEW if rejector == "Consistency" else IMAGES
-            words = ("add", run.name, "--rejector", rejector, "--n", str(n), "--quick")
+            words = ("add", run.name, "--rejector", rejector, "--n", str(IMAGES), "--quick")
             demur("leaderboard", *words, "--device", "cpu")
 
 

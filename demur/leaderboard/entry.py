@@ -31,12 +31,12 @@ from demur.recipes import VOCABULARY
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, as_score
 from demur.runs import Record, Run
-from demur.spec import digest, read, show
+from demur.spec import digest, read, show, specs_in
 from demur.verification.certificates import WRONG, differs
 
 VERSION = 1  # of the format
 LEVELS = (0.95, 0.9, 0.8)  # TPR on clean images
-POINTS = 40  # of a stored curve
+POINTS = 25  # of a stored curve
 REMEDY = "restore it, or make it again with demur leaderboard add"
 # Names of attacks; those of any other name are checks.
 WORST, ERRORS, FORCED = "worst-score", "reject-autoattack", "force-rejection"
@@ -72,7 +72,7 @@ def problems(entry: Entry) -> list[str]:
             spec: Any = read(attack["spec"], VOCABULARY)
             if spec.balls() != {ball_by_name(**threat)}:
                 found.append(f"{attack['name']} is not an attack in {threat}")
-            if entry["rejector"]["spec"] not in attack["spec"]:
+            if read(entry["rejector"]["spec"], VOCABULARY) not in specs_in(spec):
                 found.append(f"{attack['name']} is not an attack on {entry['rejector']['spec']}")
     except (BadInput, *WRONG) as error:
         return [f"a value is missing or of another kind: {first_line(error)}"]
@@ -98,8 +98,7 @@ def per_image(entry: Entry) -> dict[str, Values]:
     """Scores and verdicts of each image by name, N each."""
     found = {"correct": flags(entry["images"]["correct"])}
     for name in ("index", "clean", "worst"):
-        content = base64.b64decode(entry["images"][name])
-        found[name] = np.frombuffer(content, "<f4").astype(float)
+        found[name] = np.frombuffer(base64.b64decode(entry["images"][name]), "<f4").astype(float)
     verdicts = {f"{one['name']} at TPR {one['tpr']}": one["hits"] for one in entry["attacks"]}
     return found | {name: flags(hits) for name, hits in verdicts.items()}
 
@@ -118,9 +117,7 @@ def figures(entry: Entry) -> dict[str, Any]:
     seconds = [one["seconds"] for one in attacks]
     return {
         "correct": int(correct.sum()), "accuracy": float(correct.mean()),
-        "levels": [
-            _level(attacks, case, images["worst"], correct, *level) for level in levels.items()
-        ],
+        "levels": [_level(attacks, case, images["worst"], correct, *at) for at in levels.items()],
         "augrc": case.augrc, "augrc_interval": list(case.augrc_interval()),
         "curve": [
             [round(coverage[k], 6), float(f"{at[k]:.6g}"), round(share[k] * len(correct))]
@@ -135,17 +132,16 @@ def _level(
 ) -> dict[str, Any]:
     """Accepted errors and forced rejections at one threshold; `more` only a check finds."""
     aimed = {one["name"]: flags(one["hits"]) for one in made if one["tpr"] == tpr}
-    checks = {name: aimed[name] & (case.worst < at) for name in aimed.keys() - {ERRORS, FORCED}}
-    accepted = correct & (case.clean >= at)
-    counts = {name: int((hits & accepted).sum()) for name, hits in aimed.items()}
+    checks, accepted = sorted(aimed.keys() - {ERRORS, FORCED}), correct & (case.clean >= at)
+    forced = int((aimed[FORCED] & accepted).sum()) if FORCED in aimed else None
     return {
         "tpr": tpr, "coverage": float((case.clean >= at).mean()),
         "worst_score": int((worst >= at).sum()),
         "reject_autoattack": int(aimed[ERRORS].sum()) if ERRORS in aimed else None,
         "errors": case.count(at), "share": case.accepted_errors(at),
         "interval": list(case.interval(at)),
-        "more": {name: int(checks[name].sum()) for name in sorted(checks)},
-        "accepted_correct": int(accepted.sum()), "forced_rejections": counts.get(FORCED),
+        "more": {name: int((aimed[name] & (case.worst < at)).sum()) for name in checks},
+        "accepted_correct": int(accepted.sum()), "forced_rejections": forced,
     }  # fmt: skip
 
 
@@ -193,10 +189,8 @@ def make_entry(
         "schema": VERSION,
         "net": {"name": run.name if run.has_weights else str(run.path)}
         | {"weights": run.checkpoint["weights"], "recipe": show(run.recipe, full=True)},
-        "data": {
-            "name": type(data).__name__, "spec": show(data), "split": "test", "n": count,
-            "digest": about["data"],
-        },
+        "data": {"name": type(data).__name__, "spec": show(data), "split": "test", "n": count}
+        | {"digest": about["data"]},
         "threat": {"norm": type(ball).__name__, "eps": ball.eps},
         "rejector": {"name": name, "spec": show(rejector, full=True)},
         "thresholds_from": f"{len(loaded.clean(split).y)} clean {split} images",
@@ -207,8 +201,8 @@ def make_entry(
             "worst": packed(worst_case_of(score, first, clean).worst),
         },
         "attacks": [
-            _attack(*one, record, values(score, record) >= at[one[1] or LEVELS[0]])
-            for one, record in records
+            _attack(*pair, values(score, pair[1]) >= at[pair[0][1] or LEVELS[0]])
+            for pair in records
         ],
         "date": about["created"][:10], "device": about["device"], "code": about["code"],
         "verification": [],
@@ -232,14 +226,13 @@ def _records(
     return found
 
 
-def _attack(
-    name: str, tpr: float | None, attack: Attack, record: Record, accepted: Values
-) -> dict[str, Any]:
+def _attack(planned: Planned, record: Record, accepted: Values) -> dict[str, Any]:
     """What the entry stores of one attack."""
+    name, tpr, attack = planned
     hits = {WORST: ~record.correct, FORCED: ~accepted}.get(name, ~record.correct & accepted)
     return {
-        "name": name, "tpr": tpr, "spec": show(attack, full=True), "hits": bits(hits),
-        "seconds": record.metadata.get("seconds"),
+        "name": name, "tpr": tpr, "spec": show(attack, full=name in (WORST, ERRORS, FORCED)),
+        "hits": bits(hits), "seconds": record.metadata.get("seconds"),
     }  # fmt: skip
 
 

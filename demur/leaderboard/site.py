@@ -29,7 +29,6 @@ def slug(net: str, rejector: str, ball: Ball) -> str:
 
 def write_site(source: Path, out: Path) -> tuple[int, list[str]]:
     """Write the site; return the number of entries and why files are left out, a sentence each.
-
     Raises BadInput for a folder that is there and is no such site.
     """
     check_installed()
