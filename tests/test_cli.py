@@ -22,12 +22,13 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "attack", "audit", "calibrate", "compare", "data", "demo", "list", "paper", "report", "sweep",
-    "retrofit", "score", "train", "export", "predict", "serve", "verify", "guard",
+    "attack", "audit", "calibrate", "compare", "data", "demo", "leaderboard", "list", "paper",
+    "report", "sweep", "retrofit", "score", "train", "export", "predict", "serve", "verify", "guard",
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
-    "paper study theory", "paper study recipes",
+    "paper study theory", "paper study recipes", "leaderboard add", "leaderboard build",
+    "leaderboard verify",
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
     titles = re.findall(r"^╭─ (\w+) ─", out, re.MULTILINE)
     assert titles == ["Options", "Train", "Attack", "Judge", "Ship", "Paper"]
     shown = re.findall(r"^│ (\w+)  +\S", out, re.MULTILINE)
-    assert set(shown) == COMMANDS - {"guard"}  # which demur export names
+    assert set(shown) == COMMANDS - {"data", "guard"}  # which messages and guides name
     assert len(shown) <= 17
     assert shown.index("train") < shown.index("attack") < shown.index("score")
 
@@ -69,7 +70,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
-        ("explore RUN --port 80", "report --live RUN --port 80"),
+        ("explore RUN --no-open", "report --live RUN --no-open"),
         ("archive RUN -o copy --only Con", "export --archive RUN -o copy --only Con"),
     ],
 )  # fmt: skip

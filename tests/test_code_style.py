@@ -37,6 +37,7 @@ LAYERS = [
     ["training", "guards"],
     ["report", "serve", "audits"],
     ["verification"],
+    ["leaderboard"],
     ["cli"],
     ["paper"],
 ]  # fmt: skip

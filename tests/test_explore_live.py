@@ -127,7 +127,7 @@ def test_an_unfinished_attack_is_counted(live: tuple[Run, LivePage, str]) -> Non
 
 def test_the_command_serves_until_ctrl_c(tiny_run: Run) -> None:
     process = forked.popen(
-        ["-m", "demur", "report", "--live", str(tiny_run.path), "--no-open"], ROOT
+        ["-m", "demur", "report", str(tiny_run.path), "--live", "--no-open"], ROOT
     )
     said = process.stdout.readline()
     assert said.startswith("page: http://127.0.0.1:")
@@ -143,12 +143,12 @@ def test_the_command_serves_until_ctrl_c(tiny_run: Run) -> None:
 def test_wrong_requests_raise(command: Command, live: tuple[Run, LivePage, str]) -> None:
     run, _, address = live
     port = address.rstrip("/").rsplit(":", 1)[1]
-    code, _, err = command("report", "--live", str(run.path), "--no-open", "--port", port)
+    code, _, err = command("report", str(run.path), "--live", "--no-open", "--port", port)
     assert code == 2
     assert f"port {port} cannot be served" in err
     code, _, err = command("report", *["a"] * 7)
     assert code == 2
     assert "a page shows at most 6 runs; name fewer than 7" in err
-    code, _, err = command("report", "--live", "nothing")
+    code, _, err = command("report", "nothing", "--live")
     assert code == 2
     assert "there is no run 'nothing'" in err

@@ -24,13 +24,13 @@ from demur.files.tables import check_format
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "sweep", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
-    "paper study adaptive", "paper study distortion", "paper study recipes",
+    "train", "sweep", "retrofit", "attack", "calibrate", "demo", "leaderboard add",
+    "paper table", "paper figure", "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
     "Train": ("demo", "list", "data", "train", "sweep", "retrofit"),
     "Attack": ("attack", "audit"),
-    "Judge": ("score", "compare", "report", "verify"),
+    "Judge": ("score", "compare", "report", "leaderboard", "verify"),
     "Ship": ("calibrate", "export", "predict", "serve", "guard"),
     "Paper": ("paper",),
 }
@@ -48,7 +48,7 @@ MOVED = {  # old spellings of commands
 }
 
 
-MODES = ("export --archive", "report --live")  # commands of their own, with other options
+MODES = ("export --archive",)  # commands of their own, with other options
 
 
 class OrderedGroup(TyperGroup):

@@ -2,6 +2,7 @@
 
 from demur.cli import (  # noqa: F401  # noqa: F401
     audit,
+    board,
     compare,
     data,
     demo,

@@ -19,7 +19,7 @@ data_app = typer.Typer(
     help="Download a published data set, or check its files.\n\nExample: demur data get cifar10",
     no_args_is_help=True,
 )
-app.add_typer(data_app)
+app.add_typer(data_app, hidden=True)  # error messages and the guides name it
 
 MB = 10**6
 

@@ -11,6 +11,8 @@ from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from demur.evaluate import LoadedRun
     from demur.report.scored_run import ScoredRun
     from demur.runs import Run
@@ -32,20 +34,30 @@ def report(
             shown="RUN/report.html; report.html for several runs",
         ),
     ] = None,
+    live: Annotated[bool, option("Serve the page and follow the run.", "--live")] = False,
+    port: Annotated[int, option("Port of --live; 0 is a free one.", min=0, max=65535)] = 0,
+    no_open: Annotated[bool, option("With --live: open no browser.", "--no-open")] = False,
     rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
     device: Device = "auto",
     data: DataFolder = None,
     verify: Verify = False,
 ) -> None:
-    """Write one self-contained HTML page about all records of one to six runs.
-
-    demur report --live serves it and follows a training or an attack in progress; see its -h.
+    """Write one self-contained HTML page about all records of one to six runs, or serve it live.
 
     Example: demur report digits-pgdat-rr -o report.html
     """
+    from demur.report.figures import check_installed
     from demur.report.page import write_page
+    from demur.report.scored_run import MAX_RUNS
 
-    _check_request(runs)
+    if len(runs) > MAX_RUNS:
+        raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
+    check_installed()
+    if live and out is not None:
+        raise BadInput("--live serves the page and writes no file; leave out --out or --live")
+    if live:
+        _serve(runs, port, no_open, lambda run: _scored_if_any(run, device, data, rejector))
+        return
     own = [home / run for run in runs for home in (Path(), Path("runs"))]
     check_output_file(out, "page", own)
     loaded = [load_run(run, device, data, verify=verify) for run in runs]
@@ -68,32 +80,12 @@ def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "Scor
     return ScoredRun(loaded, evaluation, scored, score_worst_cases(loaded, evaluation))
 
 
-@app.command("report --live", hidden=True)
-def live(
-    runs: RunNames,
-    port: Annotated[int, option("Port on this machine; 0 takes a free one.", min=0, max=65535)] = 0,
-    no_open: Annotated[
-        bool, option("Do not open a browser; print the address.", "--no-open")
-    ] = False,
-    rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
-    device: Device = "auto",
-    data: DataFolder = None,
-) -> None:
-    """Show the page of demur report live: it follows a training or an attack in progress.
-
-    The page is served to this machine only, until Ctrl-C.
-
-    Example: demur report --live digits-pgdat-rr --no-open
-    """
+def _serve(runs: list[str], port: int, no_open: bool, score: "Callable[[Run], ScoredRun]") -> None:
+    """Serve the page to this machine only, until Ctrl-C."""
     import webbrowser
 
     from demur.report.live import HOST, LivePage, serving
     from demur.runs import Run
-
-    _check_request(runs)
-
-    def score(run: "Run") -> "ScoredRun":
-        return _scored_if_any(run, device, data, rejector)
 
     page = LivePage([Run.open(run) for run in runs], score)
     with serving(page, port) as server:
@@ -117,13 +109,3 @@ def _scored_if_any(
         return scored_run(load_run(str(run.path), device, data), rejectors)
     where = Path(data) if data else None
     return ScoredRun.untrained(LoadedRun(run, device_by_name(device), where))
-
-
-def _check_request(runs: list[str]) -> None:
-    """Raise BadInput for too many runs, or without the report extra."""
-    from demur.report.figures import check_installed
-    from demur.report.scored_run import MAX_RUNS
-
-    if len(runs) > MAX_RUNS:
-        raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
-    check_installed()

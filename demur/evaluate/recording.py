@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -344,16 +345,14 @@ def run_attack(
     metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
     half = folder / f".making-{key[:12]}"
 
-    waiting = "another process is making this record; waiting for it"
-    with (
-        exclusive_lock(half, lambda _: loaded.on_message(waiting))
-        if here.is_leader
-        else nullcontext()
-    ):
+    waiting = partial(loaded.on_message, "another process is making this record; waiting for it")
+    with exclusive_lock(half, lambda _: waiting()) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
         finished = here.broadcast(making.finished(key))
         if finished is None:
+            started = perf_counter()
             x_adv = making.craft(half, on_progress)
+            metadata["seconds"] = round(perf_counter() - started, 1)  # of this process alone
             if here.is_leader:
                 finished = making.write(x_adv, metadata, half)
         if here.is_leader:

@@ -148,10 +148,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     return write_bytes(path, bytes_of({k: v.contiguous().cpu() for k, v in tensors.items()}))
 
 
-def write_json(path: Path, metadata: dict[str, Any]) -> None:
+def write_json(path: Path, metadata: dict[str, Any], indent: int = 2) -> None:
     """Write a JSON document atomically, with a digest of itself as `metadata_digest`."""
     document = metadata | {"metadata_digest": _metadata_digest(metadata)}
-    write_text(path, json.dumps(document, indent=2) + "\n")
+    write_text(path, json.dumps(document, indent=indent) + "\n")
 
 
 def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
