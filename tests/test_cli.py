@@ -23,7 +23,8 @@ from tests.test_runs import spoil
 
 COMMANDS = {
     "attack", "audit", "calibrate", "compare", "data", "demo", "leaderboard", "list", "paper",
-    "report", "sweep", "retrofit", "score", "train", "export", "predict", "serve", "verify", "guard",
+    "report", "sweep", "retrofit", "score", "train", "export", "predict", "serve", "verify",
+    "guard",
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",

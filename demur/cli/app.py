@@ -25,7 +25,8 @@ from demur.files.tables import check_format
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
     "train", "sweep", "retrofit", "attack", "calibrate", "demo", "leaderboard add",
-    "paper table", "paper figure", "paper study adaptive", "paper study distortion", "paper study recipes",
+    "paper table", "paper figure", "paper study adaptive", "paper study distortion",
+    "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
     "Train": ("demo", "list", "data", "train", "sweep", "retrofit"),

@@ -1,6 +1,6 @@
 """Every command but those of the paper: importing this module registers them."""
 
-from demur.cli import (  # noqa: F401  # noqa: F401
+from demur.cli import (  # noqa: F401
     audit,
     board,
     compare,
