@@ -100,6 +100,9 @@ attacker who knows the mechanism.
 | cache by rounded image | 17 | 17 | the decision jumps |
 | repeated queries | 15 | 15 | the gradient is not the slope; the decision jumps |
 
+The first was audited whole (seed 11, 24 images): "no known sign of failure", 14 images broken, as
+many as by an attacker with the true gradient, so that grade hides nothing.
+
 Honest ones: ties in max pooling, fp16 and 1x224x224 raise nothing. **Two raise a false alarm**: a
 mixture of three nets at temperature 0.01 (the decision jumps) and logits times 100 (the gradient of
 the cross-entropy is zero in float32). Neither check was changed for them.
