@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from demur import errors
 from demur.cli.commands import main
 from demur.errors import DISK_FULL, FILE_SIZE, NO_FILES, NO_MEMORY, NO_THREADS, BadInput, lack
 from demur.guards import Guard
@@ -71,7 +72,7 @@ def test_a_library_that_cannot_be_loaded_is_not_said_to_be_missing(
     def no_memory(name: str) -> None:
         raise ImportError(f"{name}.so: cannot allocate memory in static TLS block")
 
-    monkeypatch.setattr(figures, "import_module", no_memory)
+    monkeypatch.setattr(errors, "import_module", no_memory)
     with pytest.raises(BadInput) as found:
         figures.check_installed()
     assert str(found.value) == NO_MEMORY
