@@ -54,6 +54,9 @@ def test_scores_only_records_keep_the_l2_norm_of_attacks_in_l2(
     record = run_attack(loaded, "l2", PGD(L2(0.5), steps=1))
     kept = {one.label: one for one in archive(loaded, tmp_path / "bare", ["R-Con"]).records()}
     assert torch.equal(kept["l2"].arrays["size_l2"], record.arrays["size_l2"])
+    assert "size_linf" not in kept["l2"].arrays
+    largest = float(record.arrays["size_linf"].max())
+    assert kept["l2"].metadata["largest_linf"] == pytest.approx(largest)
     others = [one for one in kept.values() if one.label != "l2"]
     assert others and not any("size_l2" in one.arrays for one in others)
 

@@ -333,7 +333,8 @@ def summary(record: Record) -> Summary:
     correct = record.correct
     attacked = record.metadata["attack"] != digest(Clean()) and not is_corruption(record.metadata)
     just_past, just_before = boundary_counts(record) if attacked else (0, 0)
-    untouched = correct & (record.arrays["size_linf"] == 0).numpy() if attacked else np.zeros(1)
+    size = "size_linf" if "size_linf" in record.arrays else "size_l2"  # scores-only: its own norm
+    untouched = correct & (record.arrays[size] == 0).numpy() if attacked else np.zeros(1)
     largest = {  # a scores-only record may have a norm in its metadata alone
         f"largest_{norm}": float(record.arrays[f"size_{norm}"].max())
         if f"size_{norm}" in record.arrays

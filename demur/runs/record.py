@@ -78,8 +78,7 @@ ARRAYS = {
 }  # fmt: skip
 HALF = {"feature": "<f2"}  # dtypes that a pack may store instead; they are read as floats
 ALWAYS = ("y", "index", "size_linf", "size_l2")
-NOT_IN_SCORES_ONLY = ("size_l2",)  # may be left out of a scores-only record
-NOT_OF_CORRUPTIONS = ("size_linf", "size_l2")  # the same for the record of a corruption
+NORMS = ("size_linf", "size_l2")  # a scores-only record may lack one; of a corruption, both
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 
@@ -122,8 +121,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
     """
     outputs = next((pair for pair in OUTPUTS if set(pair) <= set(arrays)), OUTPUTS[0])
     scores = ("scores",) if metadata.get("scores") else ()
-    of_scores = NOT_OF_CORRUPTIONS if is_corruption(metadata) else NOT_IN_SCORES_ONLY
-    optional = () if "logits" in arrays else of_scores
+    has_one = is_corruption(metadata) or any(name in arrays for name in NORMS)
+    optional = () if "logits" in arrays or not has_one else NORMS
     needed = [name for name in (*ALWAYS, *outputs, *scores) if name not in optional]
     if missing := [name for name in needed if name not in arrays]:
         raise BadInput(f"the array {missing[0]!r} is missing")
