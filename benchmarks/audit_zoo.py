@@ -58,7 +58,7 @@ PAGE = """# Grades of the audit
 For an auditor who asks what the three grades of `demur audit` are worth. The models are those of
 `tests/audit_zoo.py`: small nets on 8x8 digits. {broken} of them are broken by a mechanism that
 makes them look more robust than they are, {honest} are honest; {refused} more are broken so that
-the audit refuses them with one sentence and gives no grade.
+the audit rejects them with one sentence and gives no grade.
 
 - Broken models with the grade "no known sign of failure": **{comfort}**.
 - Honest models with another grade: **{alarms}**.

@@ -137,7 +137,7 @@ def unlisted_commands(pages: dict[Path, Page]) -> list[str]:
 def _command_names(group: Any, above: str) -> Iterator[str]:
     """The names of all commands below a group, joined by hyphens."""
     for name, command in getattr(group, "commands", {}).items():
-        yield f"{above}-{name}"
+        yield re.sub(r"[-\s]+", "-", f"{above}-{name}")
         yield from _command_names(command, f"{above}-{name}")
 
 

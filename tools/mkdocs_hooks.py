@@ -57,8 +57,6 @@ def _sections(command: Any, path: str) -> Iterator[str]:
     """The sections of the commands below a group."""
     for name in sorted(command.commands):
         child = command.commands[name]
-        if child.hidden and not hasattr(child, "commands"):  # demur guard has a section
-            continue
         yield _section(child, f"{path} {name}")
         if hasattr(child, "commands"):
             yield from _sections(child, f"{path} {name}")
