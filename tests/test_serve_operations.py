@@ -1,11 +1,14 @@
 """What the person on call sees: logs, readiness, several workers, and Triton's repository."""
 
+import fcntl
 import io
 import json
+import os
 import re
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from starlette.testclient import TestClient
 
 from demur import Guard
 from demur.guards.triton import export_triton
-from demur.serve import Settings, create_app
+from demur.serve import Settings, create_app, logs
 from tests import forked
 from tests.conftest import Command
 
@@ -94,6 +97,22 @@ def test_ready_until_the_queue_is_full_or_the_service_ends(tiny_guard: Guard) ->
         app.state.service.batcher.waiting -= 256
     app.state.service.batcher.close()
     assert not app.state.service.ready
+
+
+def test_a_log_that_nobody_reads_stops_no_answer(
+    tiny_guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    full = os.fdopen(write, "w")
+    monkeypatch.setattr("sys.stderr", full)
+    monkeypatch.setattr(logs, "MAX_LINES", 5)
+    with Client(create_app(tiny_guard, Settings(log_level="info", access_log=True))) as client:
+        for _ in range(60):  # 200 bytes each
+            assert client.get("/health").status_code == 200
+    os.close(read)  # else closing the other end would wait
+    with suppress(BrokenPipeError):
+        full.close()
 
 
 @pytest.mark.exhaustive

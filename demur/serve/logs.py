@@ -1,12 +1,16 @@
 """Structured logs of the service: one line per request, rejection, error or drift alarm.
 
-log = make_logger("json", "info", guard.identity)
+log = make_logger(LineWriter(), "json", "info", guard.identity)
 log.info("answered", path="/predict", code=200, request="7f3a", ms=4.2, accepted=[True])
 """
 
 import logging
 import re
 import sys
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
@@ -15,18 +19,51 @@ import structlog
 from demur.errors import visible
 
 LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
+MAX_LINES = 10_000  # that wait to be written
 REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 
 
-def make_logger(form: str, level: str, guard: str) -> Any:
-    """Return a logger to standard error whose lines name the guard."""
+class LineWriter:
+    """Writes lines to standard error from a thread.
+
+    Whoever stops reading them, such as a full pipe, stops no answer: further lines are dropped.
+    """
+
+    def __init__(self) -> None:
+        self.stream, self.lines = sys.stderr, Queue[str](MAX_LINES)
+        Thread(target=self._write, name="log", daemon=True).start()
+
+    def msg(self, line: str) -> None:
+        """Queue a line."""
+        with suppress(Full):
+            self.lines.put_nowait(line)
+
+    debug = info = warning = error = msg
+
+    def _write(self) -> None:
+        while True:
+            line = self.lines.get()
+            with suppress(OSError, ValueError):  # the stream was closed
+                self.stream.write(f"{line}\n")
+                self.stream.flush()
+            self.lines.task_done()
+
+    def close(self) -> None:
+        """Wait for the queued lines, a second at most."""
+        end = monotonic() + 1
+        while self.lines.unfinished_tasks and monotonic() < end:
+            sleep(0.01)
+
+
+def make_logger(writer: LineWriter, form: str, level: str, guard: str) -> Any:
+    """Return a logger whose lines name the guard."""
     last = (
         structlog.processors.JSONRenderer()
         if form == "json"
         else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
     )
     return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        writer,
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),

@@ -40,7 +40,7 @@ from demur.serve import schema
 from demur.serve.batching import Batcher, Overloaded, Rows, result_rows, retry
 from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
-from demur.serve.logs import make_logger, request_id
+from demur.serve.logs import LineWriter, make_logger, request_id
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import ImageReader, Settings
 
@@ -78,7 +78,8 @@ class Service:
         )
         accepted = (calibration.get("coverage") or {"value": 1.0})["value"]
         self.metrics = Metrics(monitor, 1 - accepted, guard.identity)
-        self.log = make_logger(settings.log_format, settings.log_level, guard.identity)
+        self.lines = LineWriter()
+        self.log = make_logger(self.lines, settings.log_format, settings.log_level, guard.identity)
         self.batcher = Batcher(guard, settings.max_batch, settings.max_queue, self._count)
         self.reader = ImageReader(guard, settings)
         self.attacker = ThreadPoolExecutor(1, thread_name_prefix="attack")
@@ -100,6 +101,7 @@ class Service:
         self.reader.pool.close()
         self.batcher.close()
         self.attacker.shutdown()
+        self.lines.close()
 
     def check_headers(self, headers: Headers, path: str) -> None:
         """Raise RequestError unless the token (in constant time), Host and Origin are right."""
