@@ -27,11 +27,12 @@ INPUTS = {
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
     "adapter", "against", "allow_host", "attacks", "form", "key", "read_from", "rejector",
     "recipes", "require_signature", "scale", "settings", "sign", "split", "sweep",
-    "token", "under", "version", "name", "log_format", "log_level",
+    "by", "entries", "token", "under", "version", "name", "log_format", "log_level",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],
     "audit": ["my_nets:plain", "--data", "photos"], "report": ["run"],
+    "leaderboard add": ["run", "--rejector", "Con"], "leaderboard build": [],
     "guard recalibrate": ["guard", "--data", "photos"],
     "export": ["run"], "export --archive": ["run"], "predict": ["guard", "im.png"],
     "paper table": ["2", "--scale", "smoke"], "paper figure": ["tau", "--scale", "smoke"],

@@ -9,7 +9,7 @@ import typer
 from demur.cli.app import DataFolder, Device, FirstN, app, option, unset
 from demur.cli.evaluate import RunName, attack_and_report, load_run
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_file
+from demur.files.output_paths import check_output_file, output_folder
 
 board = typer.Typer(
     name="leaderboard",
@@ -17,7 +17,6 @@ board = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(board)
-Folder = Annotated[str, option("Folder of the entries.", "--entries")]
 
 
 @board.command()
@@ -27,7 +26,9 @@ def add(
     n: FirstN = None,
     norm: Annotated[str, option("Linf, L2 or L1, at its usual radius.")] = "Linf",
     quick: Annotated[bool, option("Fewer attacks and restarts.", "--quick")] = False,
-    folder: Folder = "leaderboard",
+    out: Annotated[
+        str, option("Folder of the entries.", "-o", "--out", callback=output_folder())
+    ] = "leaderboard",
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
@@ -48,7 +49,7 @@ def add(
         raise BadInput(f"--rejector names {len(named)} rejectors; an entry has one")
     ((name, spec),) = named.items()
     ball = ball_by_name(norm, getattr(recipe.data.threat, norm.lower(), 0.0))
-    path = Path(folder) / f"{slug(loaded.run.name, name, ball)}.json"
+    path = Path(out) / f"{slug(loaded.run.name, name, ball)}.json"
     check_output_file(str(path), "json")
     attacks = attack_set(ball, spec, "cal" if "cal" in recipe.data.splits else "test", quick)
     entry = make_entry(loaded, name, spec, attacks, n, attack_and_report)
@@ -58,8 +59,10 @@ def add(
 
 @board.command()
 def build(
-    out: Annotated[str, option("The folder of the site.", "-o", "--out")],
-    folder: Folder = "leaderboard",
+    out: Annotated[
+        str, option("The folder of the site.", "-o", "--out", callback=output_folder())
+    ],
+    entries: Annotated[str, option("Folder of the entries.")] = "leaderboard",
 ) -> None:
     """Write the site of all entries: an index with their curves, and a page for each.
 
@@ -67,7 +70,7 @@ def build(
     """
     from demur.leaderboard.site import write_site
 
-    count, faults = write_site(Path(folder), Path(out))
+    count, faults = write_site(Path(entries), Path(out))
     typer.echo(f"site: {Path(out).resolve() / 'index.html'} ({count} entries)")
     if faults:
         raise BadInput(f"left out: {'; '.join(faults)}")

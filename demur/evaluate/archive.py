@@ -224,8 +224,8 @@ class _Scorer:
         if self.named:
             stored = self._keep_scores_only(record, stored, arrays, metadata)
         for name in ("linf", "l2") if "logits" not in arrays else ():
-            own = "l2" if "L2(" in metadata["spec"] else "linf"
-            measured = not is_corruption(metadata) and name == own
+            needed = "L2" in metadata["spec"] if name == "l2" else "L2(" not in metadata["spec"]
+            measured = needed and not is_corruption(metadata)
             if not measured and (size := arrays.pop(f"size_{name}", None)) is not None:
                 metadata[f"largest_{name}"] = float(size.max())
         if stored:

@@ -145,7 +145,9 @@ def _same_images(first: Sequence[Record], second: Sequence[Record]) -> tuple[Rec
         and torch.equal(one.arrays["index"], other.arrays["index"])
     ]
     if not pairs:
-        sizes = (" or ".join(f"{len(one.y)}" for one in side) for side in (first, second))
+        sizes = (
+            " or ".join(dict.fromkeys(f"{len(one.y)}" for one in side)) for side in (first, second)
+        )
         raise BadInput(
             f"{first[0].label} and {second[0].label} attacked different images, "
             f"{' and '.join(sizes)} of them; attack the same ones with demur attack --n"
