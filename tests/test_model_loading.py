@@ -264,6 +264,7 @@ class TestServices:
         self, address: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(autoattack.VERSIONS, "black-box", (("square", 1),))
+        monkeypatch.setattr(autoattack, "decision_attacks", lambda *given: {})
         x, y = images(6)
         np.savez(tmp_path / "images.npz", x=x.numpy(), y=y.numpy())
         common = (
