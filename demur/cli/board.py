@@ -59,9 +59,7 @@ def add(
 
 @board.command()
 def build(
-    out: Annotated[
-        str, option("The folder of the site.", "-o", "--out", callback=output_folder())
-    ],
+    out: Annotated[str, option("The folder of the site.", "-o", "--out", callback=output_folder())],
     entries: Annotated[str, option("Folder of the entries.")] = "leaderboard",
 ) -> None:
     """Write the site of all entries: an index with their curves, and a page for each.
