@@ -34,9 +34,9 @@ test: $(VENV)/test.stamp
 	$(PY) -m ruff format --check .
 	@mkdir -p build
 	@nice -n 19 $(PY) -m mypy > build/mypy.txt 2>&1 & types=$$!; tests=0; \
-	$(PYTEST) -rs --assert=plain || { tests=$$?; $(PYTEST) --lf; }; \
+	$(PYTEST) -rs --assert=plain || { echo "again, what failed:"; $(PYTEST) --lf || tests=$$?; }; \
 	wait $$types; types=$$?; cat build/mypy.txt; \
-	echo "exit codes: $$tests of pytest's first run, $$types of mypy"; \
+	echo "exit codes: $$tests of pytest, failed tests run twice, $$types of mypy"; \
 	[ $$tests = 0 ] && [ $$types = 0 ]
 
 coverage: $(VENV)/test.stamp

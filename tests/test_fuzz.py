@@ -87,7 +87,8 @@ def test_the_harness_notices_what_it_looks_for(
     case: object, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiled: None
 ) -> None:
     monkeypatch.setitem(KINDS, "bad", case)
-    monkeypatch.setattr(worker, "CASE_SECONDS", 0.3)
+    seconds = 0.3 if outcome == "hang" else 20.0  # a slow machine takes longer to fill its memory
+    monkeypatch.setattr(worker, "CASE_SECONDS", seconds)
     monkeypatch.setattr(worker, "MAX_GROWTH", 50 << 10)
     assert run_case("bad", 0, 0, tmp_path)[0] == outcome
 
