@@ -27,8 +27,8 @@ demo: $(VENV)/demo.stamp
 	$(PY) -m demur demo --device cpu
 
 # mypy runs while tests wait for files and other processes. Without messages of failed asserts
-# pytest starts earlier; tests that failed run again with them, and count as failed if they pass
-# then. What mypy said comes last, and why the target failed.
+# pytest starts earlier; tests that failed run again with them, and fail if they fail again.
+# What mypy said comes last, and why the target failed.
 test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
