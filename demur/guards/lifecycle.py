@@ -24,8 +24,6 @@ from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
 from demur.spec import show
 
-READ = 256  # files that are decoded at a time
-
 
 def describe(guard: Guard) -> dict[str, str]:
     """Return what a guard is and what is known of it, as text by name."""
@@ -95,8 +93,14 @@ def recalibrated(
         confidence: Confidence of the guarantee.
 
     Returns:
-        The new guard. Uncertified is raised if a risk cannot be certified.
+        The new guard. Uncertified is raised if a risk cannot be certified, and BadInput for a
+        guard whose guarantee holds under an attack, which clean images do not give again.
     """
+    if under := (guard.certificate or {}).get("under"):
+        raise BadInput(
+            f"this guard's guarantee holds under {under}, and recalibration is on clean images; "
+            "make a guard of the run again with demur export --under"
+        )
     out, y = outputs_of(guard, images, labels)
     scores = [
         part.rejector if isinstance(part.rejector, ImageRejector) else part.score
