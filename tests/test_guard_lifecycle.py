@@ -131,3 +131,11 @@ def test_the_service_names_its_guard(tiny_guard: Guard) -> None:
         body = {"images": np.zeros((1, 8, 8, 1)).tolist(), "dtype": "float32"}
         assert client.post("/predict", json=body).json()["guard"] == tiny_guard.identity
         assert tiny_guard.digest[:12] in client.get("/metrics").text
+
+
+def test_a_guarantee_under_attack_is_not_replaced_by_one_on_clean_images(
+    tiny_guard: Guard, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    known = {**tiny_guard.calibration, "certificate": {"under": "worst-score"}}
+    with pytest.raises(BadInput, match="holds under worst-score"):
+        recalibrated(replace(tiny_guard, calibration=known), *images)
