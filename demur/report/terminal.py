@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
-from demur.errors import BadInput
+from demur.errors import BadInput, visible
 from demur.evaluate import (
     BASELINE,
     LoadedRun,
@@ -37,7 +38,6 @@ from demur.evaluate.score import FEATURES, PROBES
 from demur.evaluate.seeds import Mean
 from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
-from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack
 from demur.runs import Record, Run
 from demur.sanity import CheckResult, Flag
@@ -60,6 +60,16 @@ NOTE = (
 )
 NOTHING = "Nothing was flagged"
 COLLECTED: list[list[Table]] = []  # tables to be written in another format, inside `tables_as`
+
+
+class VisibleConsole(Console):
+    """A console that spells out control characters in names, and commands the terminal itself."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(visible(one.text), one.style)
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
