@@ -34,7 +34,6 @@ from demur.evaluate import (
     ScoredRecord,
 )
 from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
-from demur.evaluate.score import FEATURES, PROBES
 from demur.evaluate.seeds import Mean
 from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
@@ -325,30 +324,6 @@ def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:
 
 def _with_interval(value: str, ends: list[str]) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
-
-
-def show_oracle_probes(scored: list[ScoredRecord]) -> None:
-    """Print the result of the best probe of each record that has probes."""
-    for record in scored:
-        rows = [row for row in record.rows if row.rejector in PROBES]
-        if rows:
-            terminal().print(probe_sentence(record, rows), soft_wrap=True)
-
-
-def probe_sentence(scored: ScoredRecord, rows: list[Row]) -> str:
-    """Compare the AUROC of the best probe with that of confidence."""
-    best = max(rows, key=lambda row: row.ranking.auroc)
-    gap = best.ranking.auroc_vs_con
-    source = "features" if best.rejector == FEATURES else "outputs"
-    if gap.lo > 0:
-        found = f"the {source} hold more information than confidence"
-    elif gap.hi < 0:
-        found = "no probe reaches confidence, so this is inconclusive; use more images"
-    else:
-        found = "no probe finds more information than confidence"
-    value, low, high = (signed(end, 1, 3) for end in gap[:3])
-    where = f"{scored.summary.attack} (n={scored.summary.n})"
-    return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
 
 
 def label_is_current(record: Record, loaded: LoadedRun) -> bool:
