@@ -9,27 +9,13 @@ Attacks call `report` and `part`; without `track` these do nothing.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from rich import get_console
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.segment import Segment
-
-from demur.errors import visible
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 100  # columns of a terminal on which titles and bars have their full length
 SHORT_TITLE, SHORT_BAR = 16, 5  # elsewhere, so that percent, times and note fit 80 columns
-
-
-class VisibleConsole(Console):
-    """A console that spells out control characters in names, and commands the terminal itself."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        for one in super().render(renderable, options):
-            yield one if one.control else Segment(visible(one.text), one.style)
 
 
 class Range(NamedTuple):
@@ -82,16 +68,22 @@ def report(done: int, total: int) -> None:
 class Bar:
     """A progress bar that appears with its first update, on standard output or a console."""
 
-    def __init__(self, title: str, console: Console | None = None, transient: bool = False) -> None:
+    def __init__(
+        self, title: str, console: "Console | None" = None, transient: bool = False
+    ) -> None:
+        from rich import get_console, progress  # here: attacks import this module
+
         console = console or get_console()
         narrow = console.width < WIDE
         if narrow and len(title) > SHORT_TITLE:
             title = f"{title[: SHORT_TITLE - 1]}…"
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(SHORT_BAR if narrow else 40),
-            TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
-            transient=transient,
+        bar_column = progress.BarColumn(SHORT_BAR if narrow else 40)
+        percentage = progress.TextColumn("{task.percentage:3.0f}%")
+        note = progress.TextColumn("{task.fields[note]}", markup=False)
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False), bar_column, percentage,
+            progress.TimeElapsedColumn(), progress.TextColumn("left"),
+            progress.TimeRemainingColumn(), note, console=console, transient=transient,
         )  # fmt: skip
         self.task = self.bar.add_task(title, total=None, note="")
         self.shown = False

@@ -63,20 +63,6 @@ def test_an_archive_of_an_archive_is_the_same(scored_source: LoadedRun, tmp_path
         assert one.metadata["scores_fitted"] == other.metadata["scores_fitted"]
 
 
-def test_an_archive_may_leave_out_fitted_scores(scored_source: LoadedRun, tmp_path: Path) -> None:
-    whole = archive(scored_source, tmp_path / "whole")
-    part = archive(NoData(whole, torch.device("cpu")), tmp_path / "part", fitted=["gda", "KNN"])
-    rejectors = scored_source.run.recipe.rejectors()
-    wanted = {show(rejectors[name], full=True) for name in ("GDA", "kNN")}
-    for one, other in zip(whole.records(), part.records(), strict=True):
-        assert set(other.stored_scores) == wanted < set(one.stored_scores)
-        assert torch.equal(other.arrays["logits"], one.arrays["logits"])
-        for text in wanted:
-            assert torch.equal(other.stored_scores[text], one.stored_scores[text])
-    with pytest.raises(BadInput, match="Con is not fitted to features"):
-        archive(scored_source, tmp_path / "other", fitted=["Con"])
-
-
 @pytest.mark.parametrize("first", [0, 50_000])
 def test_an_archived_record_of_consecutive_images_stores_its_first_index(
     first: int, tmp_path: Path

@@ -28,8 +28,8 @@ COMMANDS = {
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
-    "paper study theory", "paper study recipes", "leaderboard add", "leaderboard build",
-    "leaderboard verify",
+    "paper study probes", "paper study theory", "paper study recipes", "leaderboard add",
+    "leaderboard build", "leaderboard verify",
 )  # fmt: skip
 
 

@@ -15,14 +15,19 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, run_attack
 from demur.evaluate.record_scores import values
 from demur.evaluate.recording import RecordOptions
-from demur.evaluate.score import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
 from demur.metrics import FloatArray
+from demur.paper.probes import (
+    FEATURES,
+    LINEAR,
+    TREES,
+    probe_scores,
+    probe_sentence,
+    why_unprobed,
+)
 from demur.recipes import attack
 from demur.rejectors import Con
-from demur.report.terminal import probe_sentence
 from demur.runs import Record
 from tests.conftest import Command
-from tests.test_cli import expect_error
 
 COUNT, CLASSES = 2000, 4
 FEWER = 1000  # images, where no AUROC of a probe must be near 1/2
@@ -115,21 +120,17 @@ def test_the_command_shows_probes_and_what_they_found(
         run_attack(own_source, text, attack(text, own_source.run.recipe), RecordOptions("test"))
     made = next(each for each in own_source.run.records() if each.label == "pgd-20")
     right = int(made.correct.sum())
-    monkeypatch.setattr("demur.evaluate.score.MIN_PER_OUTCOME", min(right, 300 - right))
-    code, out, err = command("score", name, "--oracle-probes", "--protocol", "paper")
+    monkeypatch.setattr("demur.paper.probes.MIN_PER_OUTCOME", min(right, 300 - right))
+    code, out, err = command("paper", "study", "probes", name)
     assert code == 0
     assert "clean (n=300) without probes" in " ".join(err.split())
     for words in ("KD", LINEAR, TREES, FEATURES, "T-Con (oracle)", "pgd-20 (n=300): "):
         assert words in out
-    rows = json.loads(command("score", name, "--oracle-probes", "--json")[1])["rows"]
+    rows = json.loads(command("paper", "study", "probes", name, "--json")[1])["rows"]
     areas = {row["rejector"]: row["ranking"] for row in rows if row["attack"] == "pgd-20"}
     assert areas[LINEAR]["auroc"] == pytest.approx(area(probe_scores(made)[LINEAR], made))
     gap = areas[LINEAR]["auroc"] - areas["Con"]["auroc"]
     assert areas[LINEAR]["auroc_vs_con"]["value"] == pytest.approx(gap)
-    assert LINEAR not in command("score", name)[1], "only where it was asked for"
-    expect_error(
-        command("score", name, "--oracle-probes", "--protocol", "deploy"), "no threshold to deploy"
-    )
 
 
 def test_scores_only_records_are_skipped(
@@ -137,7 +138,7 @@ def test_scores_only_records_are_skipped(
 ) -> None:
     run_attack(own_source, "clean", attack("clean", own_source.run.recipe), RecordOptions("test"))
     archive(own_source, tmp_path / "bare", only=["R-Con"])
-    code, out, err = command("score", str(tmp_path / "bare"), "--oracle-probes")
+    code, out, err = command("paper", "study", "probes", str(tmp_path / "bare"))
     assert code == 0
     assert LINEAR not in out
     assert "clean (n=300) without probes: the record has only scores" in " ".join(err.split())
@@ -168,8 +169,9 @@ def test_the_sentence_is_of_the_best_probe(
         ranking = SimpleNamespace(auroc=auroc, auroc_vs_con=gap)
         return cast(Row, SimpleNamespace(rejector=name, ranking=ranking))
 
-    scored = cast(ScoredRecord, SimpleNamespace(summary=SimpleNamespace(attack="pgd", n=40)))
-    line = probe_sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
+    rows = [row(LINEAR if rejector != LINEAR else TREES, 0.6), row(rejector, 0.7), row("Con", 0.9)]
+    about = SimpleNamespace(attack="pgd", n=40)
+    line = probe_sentence(cast(ScoredRecord, SimpleNamespace(summary=about, rows=rows)))
     assert line.startswith(f"pgd (n=40): {words}")
 
 

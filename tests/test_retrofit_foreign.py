@@ -24,7 +24,6 @@ from demur.training.retrofitting import (
     _advice,
     _grade,
     retrofit_recipe,
-    share_difference,
 )
 from tests.conftest import Command
 from tests.own_images import write_folder
@@ -157,18 +156,6 @@ def test_a_net_at_chance_is_suspicious_even_if_no_attack_breaks_it() -> None:
     ]
     verdict = _grade(found, ChanceTest(12, 60, 5, 12, "test"))
     assert verdict.grade == "suspicious" and "not shown to be better than chance" in str(verdict)
-
-
-def test_the_interval_of_paired_shares_covers_at_its_level() -> None:
-    """Agresti and Min: 95% at small n, and a width even where the images agree."""
-    none = np.zeros(20, dtype=bool)
-    assert share_difference(none, none).lo < 0 < share_difference(none, none).hi
-    generator, covered, draws = np.random.default_rng(0), 0, 1500
-    for _ in range(draws):
-        cells = generator.choice(4, 40, p=[0.7, 0.15, 0.05, 0.1])
-        gap = share_difference(cells % 2 == 1, cells >= 2)
-        covered += gap.lo <= (0.15 + 0.1) - (0.05 + 0.1) <= gap.hi
-    assert 0.93 <= covered / draws <= 0.985
 
 
 def test_bad_retrofits_say_what_to_do(command: Command, photos: Path) -> None:

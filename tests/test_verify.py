@@ -71,7 +71,7 @@ def workspace(tiny_run: Run, root: Path) -> Place:
     rejecting = PGD(Linf(0.1), steps=2, criterion=AcceptedError(RCon(), TPR(0.95)))
     run_attack(loaded, "rejecting", rejecting, RecordOptions(n=40, keep_images=0))
     issue(loaded, "R-Con", Coverage(0.7))
-    archive(loaded, root / "archive", fitted=["KD"])
+    archive(loaded, root / "archive")
     archive(loaded, root / "scores", only=["R-Con"])
     Guard.from_run(loaded, coverage=0.7).save(root / "guard")
     write_state(root / "audit" / "a.state", loaded.splits["test"].batch(slice(0, 20))[0])

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
     from demur.evaluate.accepted_errors import ScoredWorstCase, WorstCaseRow
     from demur.evaluate.certificates import IssuedCertificate, Retest
-    from demur.metrics import FloatArray
     from demur.rejectors import Rejector
     from demur.runs import Record, Run
 
@@ -46,7 +45,6 @@ THRESHOLDS_FROM_CAL = (
 )
 SignKey = Annotated[str | None, option("Sign with this private key (PEM).", shown="unsigned")]
 AllSettings = Annotated[bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")]
-OracleProbes = Annotated[bool, option("Also fit probes that know the labels.", "--oracle-probes")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -193,7 +191,6 @@ def score(
     show_all: Annotated[
         bool, option("Every rejector, not only Con and the head's own.", "--all")
     ] = False,
-    oracle_probes: OracleProbes = False,
     rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
     form: TableFormat = "text",
     as_json: AsJson = False,
@@ -213,14 +210,10 @@ def score(
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
-    if oracle_probes and "paper" not in protocols:
-        raise BadInput(
-            "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
-        )
     recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
     rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
-    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
+    evaluation, scored = score_run(loaded, rejectors, split)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
     records = [*(one.record for one in scored), *(one.record for one in worst)]
@@ -232,7 +225,7 @@ def score(
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, [*main_rejectors(loaded), *named]
-    if not (show_all or sweep or oracle_probes):
+    if not (show_all or sweep):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     with terminal.tables_as(form):
@@ -240,7 +233,6 @@ def score(
         terminal.show_worst_cases(worst_rows)
         if hidden:
             terminal.terminal().print(f"{hidden} more lines of other rejectors: add --all")
-        terminal.show_oracle_probes(scored)
         show_retests(certificates)
         terminal.show_sanity(sanity)
 
@@ -339,17 +331,6 @@ def _with_confidence(
     return found
 
 
-def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
-    """Return the scores of the oracle probes on a record; print why where none can be fitted."""
-    from demur.evaluate.score import probe_scores, why_unprobed
-
-    if reason := why_unprobed(record):
-        where = f"{record.label} (n={len(record.y)})"
-        typer.echo(f"demur: {where} without probes: {reason}", err=True)
-        return {}
-    return probe_scores(record)
-
-
 def _no_record_message(run: "Run", split: str, attack: str) -> str:
     """Return the message that there is nothing to score, and what to run instead."""
     from demur.report.terminal import run_argument
@@ -368,7 +349,6 @@ def score_run(
     loaded: "LoadedRun",
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
-    oracle_probes: bool = False,
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none.
 
@@ -391,8 +371,7 @@ def score_run(
     with CountBar(f"score {loaded.run.name}", "records") as bar:
         bar.on_progress(0, len(records))
         for record in records:
-            probes = _probe_scores(record) if oracle_probes else {}
-            scored.append(evaluation.score_record(record, probes))
+            scored.append(evaluation.score_record(record))
             bar.on_progress(len(scored), len(records))
     warn_missing_rejectors(evaluation, scored)
     return evaluation, scored
@@ -415,9 +394,6 @@ def archive(
     only: Annotated[
         str, option("Store only these scores, such as R-Con, beside Con and T-Con.")
     ] = "",
-    fitted: Annotated[
-        str, option("Of rejectors fitted to features, store only these, such as KD,LID.")
-    ] = "",
     features: Annotated[
         int | None,
         option("Keep the features of the first N images, and no others.", shown="none"),
@@ -438,15 +414,10 @@ def archive(
 
     if only and features is not None:
         raise BadInput("--only keeps scores and --features what they come from; leave out one")
-    if fitted and (only or features is not None):
-        raise BadInput("--fitted is for archives with the net's outputs; leave out the other")
     loaded = load_run(run, device, data)
     with CountBar(f"archive {loaded.run.name}", "records") as bar:
         if features is None:
-            copy = archive_run(
-                loaded, Path(out), split_names(only), bar.on_progress, fitted=split_names(fitted),
-                sign=sign,
-            )  # fmt: skip
+            copy = archive_run(loaded, Path(out), split_names(only), bar.on_progress, sign=sign)
         else:
             copy = pack(loaded, Path(out), features, bar.on_progress, sign)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())

@@ -1,7 +1,8 @@
 """Progress bars and messages on stderr, so that the output of --json stays valid."""
 
 from demur import distributed
-from demur.progress import Bar, VisibleConsole
+from demur.progress import Bar
+from demur.report.terminal import VisibleConsole
 from demur.training import Progress as TrainingProgress
 
 console = VisibleConsole(stderr=True, highlight=False, markup=False, emoji=False)

@@ -67,9 +67,7 @@ class Call(NamedTuple):
 
     module: nn.Module
     given: Tensor
-    given_version: int  # counts changes in place
     returned: Tensor
-    returned_version: int
 
 
 class FastCopy:
@@ -206,7 +204,7 @@ def _folded_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module, int]:
     before, after = as_output(out).logits, as_output(_trace(net, x)[0]).logits
     if bool((before - after).abs().amax() <= FOLD_TOLERANCE * before.abs().amax()):
         return net, len(pairs)
-    return _copied(model), 0  # another layer reads what lies between a convolution and its norm
+    return _copied(model), 0  # what lies between a convolution and its norm is changed or read
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -226,20 +224,13 @@ def _copied(model: nn.Module) -> nn.Module:
 def _trace(net: nn.Module, x: Tensor) -> tuple[Any, list[Call]]:
     """Return the output of a forward pass in fp32 and the calls of layers, in order."""
     calls: list[Call] = []
-    versions: dict[nn.Module, int] = {}
-
-    def before(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if args:  # not given by keyword
-            versions[module] = args[0]._version
 
     def after(module: nn.Module, args: tuple[Tensor, ...], returned: Tensor) -> None:
-        if args:
-            call = Call(module, args[0], versions[module], returned, returned._version)
-            calls.append(call)
+        if args:  # not given by keyword
+            calls.append(Call(module, args[0], returned))
 
     layers = [m for m in net.modules() if type(m) in (nn.Conv2d, nn.Linear, nn.BatchNorm2d)]
-    handles = [m.register_forward_pre_hook(before) for m in layers]
-    handles += [m.register_forward_hook(after) for m in layers]
+    handles = [m.register_forward_hook(after) for m in layers]
     try:
         with torch.no_grad(), tf32("fp32"), no_autocast(x.device):
             out = net(x.clone())
@@ -258,8 +249,7 @@ def _conv_norm_pairs(calls: list[Call]) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]
         source = convs.get(id(call.given))
         if not isinstance(call.module, nn.BatchNorm2d) or source is None:
             continue
-        unchanged = source.returned_version == call.given_version
-        if unchanged and times[call.module] == times[source.module] == 1:
+        if times[call.module] == times[source.module] == 1:
             assert isinstance(source.module, nn.Conv2d)
             pairs.append((source.module, call.module))
     return pairs

@@ -1,6 +1,6 @@
 """Archive or pack a run: copy it without weights and images, so that it fits in a repository.
 
-    archive(loaded, Path("results/NAME"), fitted=["KD", "LID"])     # outputs and these scores
+    archive(loaded, Path("results/NAME"))       # outputs, and scores of fitted rejectors
     archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
     pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
 
@@ -9,7 +9,7 @@ those of corruptions keep the named scores, Con only beside R-Con, and neither T
 """
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,24 +55,24 @@ def archive(
     only: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = ignore,
     again: bool = False,
-    fitted: Sequence[str] = (),
     sign: str | Path | None = None,
 ) -> Run:
     """Write the archive of a run, and return it as a run without weights.
 
     `only` names rejectors: records are then scores-only, with these, Con and T-Con; those of
-    corruptions have no T-Con, and Con only if R-Con is named. `fitted` names rejectors that are
-    fitted to features: the scores of others are left out, while without it all are stored, at all
-    settings of the paper. `again` replaces an archive of the same weights that contains nothing
-    more, `sign` is a private key in a PEM file, and `on_progress` gets (records done, in all).
+    corruptions have no T-Con, and Con only if R-Con is named. Without it the scores of rejectors
+    that are fitted to features are stored at all settings of the paper. `again` replaces an archive
+    of the same weights that contains nothing more, `sign` is a private key in a PEM file, and
+    `on_progress` gets (records done, in all).
     """
     check_private_key(sign)
     recipe = loaded.run.recipe
-    rejectors = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
-    every = {show(one, full=True): one for one in rejectors if not isinstance(one, Score)}
-    named = _named(recipe, only or fitted, every, bool(only))
-    con = recipe.rejectors()[BASELINE]
-    kept = {show(con, full=True): con, **named} if only else named or every
+    named = _named(recipe, only)
+    every = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
+    kept = {show(one, full=True): one for one in every if not isinstance(one, Score)}
+    if only:
+        con = recipe.rejectors()[BASELINE]
+        kept = {show(con, full=True): con, **named}
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
         paths = sorted((loaded.run.path / "certificates").glob("*.json"))
@@ -81,9 +81,7 @@ def archive(
         _ = loaded.run.metrics_state  # raises if metrics.jsonl, which is copied, was changed
         binding = ThresholdResolver(loaded.clean, loaded.device)
         scores = _fit(kept, records, binding, bool(only))
-        scorer = _Scorer(
-            loaded.run, kept, named if only else {}, {*every} - {*kept}, scores, binding.fitted
-        )
+        scorer = _Scorer(loaded.run, kept, named, scores, binding.fitted)
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
@@ -147,19 +145,15 @@ def write_archive(
         sign_folder(folder, sign)
 
 
-def _named(
-    recipe: Recipe, names: Sequence[str], every: Mapping[str, Rejector], only: bool
-) -> dict[str, Rejector]:
-    """Rejectors of these names by their full spec; unless `only`, they must be fitted ones."""
+def _named(recipe: Recipe, names: Sequence[str]) -> dict[str, Rejector]:
+    """Rejectors of these names by their full spec."""
     known, chosen = recipe.rejectors(), dict[str, Rejector]()
     for name in map(recipe.find_rejector, names):
-        one, text = known[name], show(known[name], full=True)
-        if only and isinstance(one, Coupled):
+        one = known[name]
+        if isinstance(one, Coupled):
             parts = [part for part, other in known.items() if other in (one.gate, one.score)]
             raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
-        if not only and text not in every:
-            raise BadInput(f"{name} is not fitted to features; archives have its score anyway")
-        chosen[text] = one
+        chosen[show(one, full=True)] = one
     return chosen
 
 
@@ -204,7 +198,6 @@ class _Scorer:
     run: Run
     rejectors: Mapping[str, Rejector]  # whose scores are stored, by full spec
     named: Mapping[str, Rejector]  # in scores-only archives: those that the user named
-    dropped: Collection[str]  # scores that are left out
     scores: Mapping[str, Score]  # that can be computed
     fitted: Mapping[str, str]  # digests of the records that they were fitted to
 
@@ -215,7 +208,7 @@ class _Scorer:
             for text, score in self.scores.items()
             if can_score(score, record)
         }
-        stored = {k: v for k, v in record.stored_scores.items() if k not in self.dropped} | computed
+        stored = record.stored_scores | computed
         arrays = {name: a for name, a in record.arrays.items() if name not in DROPPED_ARRAYS}
         metadata = record.metadata | {"archive": True, "features": False, "images": 0}
         if any(not isinstance(self.rejectors[text], Score) for text in computed):

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
 
 from demur import metrics
 from demur.attacks import Clean
@@ -29,7 +26,7 @@ from demur.evaluate.record_scores import (
 )
 from demur.evaluate.recording import LoadedRun
 from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
-from demur.output import label_entry, log_probabilities, mask_label, prediction
+from demur.output import label_entry, log_probabilities, mask_label
 from demur.recipes import AnyName, rejectors_named
 from demur.rejectors import Con, TooFewImages
 from demur.rejectors.image_scores import image_rejectors
@@ -50,11 +47,6 @@ BOUNDARY = 0.05  # difference of two class probabilities below which an image is
 # as correct ones just before it: 0.9 to 1.3 times in the stored records of PGD that keep logits.
 # More than twice as many, at this significance, show one that stops.
 BOUNDARY_SHARE, BOUNDARY_SIGNIFICANCE = 2 / 3, 0.01
-FOLDS = 5
-MIN_PER_OUTCOME = 100  # least number of correct and of wrong predictions to fit a probe
-LINEAR, TREES = "outputs, linear (oracle)", "outputs, trees (oracle)"
-FEATURES = "features, linear (oracle)"  # features and outputs
-PROBES = (LINEAR, TREES, FEATURES)
 
 
 @dataclass(frozen=True)
@@ -367,53 +359,3 @@ def boundary_counts(record: Record) -> tuple[int, int]:
     gap = label_entry(p, record.y) - mask_label(p, record.y).amax(-1)
     near, correct = (gap.abs() < BOUNDARY).numpy(), record.correct
     return int((near & ~correct).sum()), int((near & correct).sum())
-
-
-def probe_scores(record: Record) -> dict[str, FloatArray]:
-    """Scores (N) of each probe that the record has inputs for; BadInput if there is none.
-
-    A probe is a classifier of correct and wrong predictions of the net. It is trained with the
-    labels of the record that it scores, which no deployed rejector has. Scores are cross-
-    fitted: the model that scores an image was fitted to the other folds.
-    """
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    if reason := why_unprobed(record):
-        raise BadInput(f"the record of {record.label} cannot be probed: {reason}")
-    out, correct = record.output, record.correct
-    logs = log_probabilities(out)
-    ordered = logs.sort(-1, descending=True).values
-    predicted = one_hot(prediction(out), logs.shape[-1])
-    inputs = torch.cat([logs, ordered, predicted, out.aux], 1).double()  # N, 3C + H
-    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
-    trees = HistGradientBoostingClassifier(
-        learning_rate=0.05, max_iter=150, max_leaf_nodes=15, min_samples_leaf=40, random_state=0
-    )
-    probes = {LINEAR: (linear, inputs), TREES: (trees, inputs)}
-    if out.feature.shape[-1]:
-        probes[FEATURES] = (linear, torch.cat([inputs, out.feature.double()], 1))
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-
-    def scores(model: Any, x: Tensor) -> FloatArray:
-        found = cross_val_predict(model, x.numpy(), correct, cv=folds, method="predict_proba")
-        return np.asarray(found[:, 1])
-
-    return {name: scores(*probe) for name, probe in probes.items()}
-
-
-def why_unprobed(record: Record) -> str:
-    """Reason why no probe can be fitted to a record; empty if one can."""
-    if record.scores_only:
-        return "the record has only scores; attack the run again and archive it without --only"
-    correct = int(record.correct.sum())
-    if min(correct, len(record.y) - correct) < MIN_PER_OUTCOME:
-        return (
-            f"{correct} of {len(record.y)} predictions are correct, and a probe needs "
-            f"{MIN_PER_OUTCOME} correct and {MIN_PER_OUTCOME} wrong ones; attack more images or "
-            "use another attack"
-        )
-    return ""

@@ -24,7 +24,6 @@ from demur.recipes import Recipe
 from demur.rejectors import Con, RCon
 from demur.rejectors.rule import Score
 from demur.report import plot
-from demur.report.figures import STROKES
 from demur.report.plot import CORRECT, FAINT, INK, MOST_POINTS, WRONG
 from demur.runs import Record
 from demur.spec import show
@@ -39,6 +38,15 @@ XIS = tuple(tenth / 10 for tenth in range(1, 10))
 LOG_TAUS = (0, -1, -2, -3)  # of the panels
 LOG_TAU_RANGE = np.arange(-5, 3.01, 0.5)
 TSNE_IMAGES = 1000
+# Colour (Okabe and Ito) and dashes of each curve, in order.
+STROKES = (
+    ("#56B4E9", (0, (5, 2))),
+    ("#0072B2", (0, ())),
+    ("#CC79A7", (0, (1, 1))),
+    ("#009E73", (0, (6, 2, 1, 2))),
+    ("#E69F00", (0, (3, 1, 1, 1, 1, 1))),
+    ("#D55E00", (0, (8, 3))),
+)
 MARKERS = "osD^v<>PX*"
 CLASS_COLOURS = (  # Okabe and Ito with a darker yellow, and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B8A800", "#000000",

@@ -1,4 +1,4 @@
-"""demur paper study adaptive, distortion and theory: the paper's measurements of a run."""
+"""demur paper study adaptive, distortion, probes and theory: the paper's measurements of a run."""
 
 import json
 from functools import partial
@@ -13,8 +13,10 @@ from demur.cli.evaluate import (
     attack_and_report,
     available_protocols,
     check_finished,
+    load_run,
     load_run_by_rank,
     parse_protocols,
+    score_run,
 )
 from demur.errors import BadInput
 from demur.files.output_paths import check_svg_file
@@ -159,6 +161,36 @@ def distortion(
         typer.echo(json.dumps({"distances": [line.to_json() for line in lines]}, indent=2))
     else:
         show_distances(lines)
+
+
+@study_app.command()
+def probes(
+    run: RunName, as_json: AsJson = False, device: Device = "auto", data: DataFolder = None
+) -> None:
+    """Fit probes that know the labels to the outputs of every test record of a run.
+
+    They estimate what a rejector with the same inputs could reach.
+
+    Example: demur paper study probes digits-pgdat-rr
+    """
+    from demur.paper.probes import probe_scores, probe_sentence, why_unprobed
+    from demur.report.terminal import show_scores, terminal
+
+    evaluation, scored = score_run(load_run(run, device, data))
+    probed = []
+    for record in (entry.record for entry in scored):
+        if reason := why_unprobed(record):
+            where = f"{record.label} (n={len(record.y)})"
+            typer.echo(f"demur: {where} without probes: {reason}", err=True)
+        else:
+            probed.append(evaluation.score_record(record, probe_scores(record)))
+    if as_json:
+        rows = [row.to_json() for one in probed for row in one.rows if row.protocol == "paper"]
+        typer.echo(json.dumps({"rows": rows}, indent=2))
+        return
+    show_scores(probed, ["paper"])
+    for entry in probed:
+        terminal().print(probe_sentence(entry), soft_wrap=True)
 
 
 @study_app.command()

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from demur.files.atomic import write_bytes
 from demur.metrics import wilson
+from demur.paper.draw import STROKES
 from demur.paper.theorems import TheoryInputs, con_above, n_sub
 from demur.paper.theory import (
     RHO,
@@ -27,7 +28,7 @@ from demur.paper.theory import (
     WorstCaseXi,
     outputs_at,
 )
-from demur.report.figures import STROKES, check_installed
+from demur.report.figures import check_installed
 from demur.report.plot import CORRECT, FAINT, INK, MOST_POINTS, WRONG, drawing, saved
 from demur.report.terminal import percent, show_table, terminal
 from demur.runs import Record, Run

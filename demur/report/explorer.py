@@ -22,8 +22,7 @@ from demur.evaluate.record_scores import can_score, has_tcon
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
-from demur.report.figures import attacked_images
-from demur.report.scored_run import NO_DATA, ScoredRun, clean_images
+from demur.report.scored_run import NO_DATA, ScoredRun, attacked_images, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
 

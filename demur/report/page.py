@@ -19,21 +19,10 @@ from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
 from demur.evaluate.certificates import retests
 from demur.files.atomic import write_text
 from demur.metrics import Difference, Interval
-from demur.report.certificates import cells, guarantees_svg
+from demur.report.certificates import cells
 from demur.report.explorer import explorer_data
-from demur.report.figures import (
-    GROUPS,
-    PER_GROUP,
-    Verdicts,
-    attacked_images,
-    check_installed,
-    gallery,
-    hardest,
-    inline_svg,
-    overview_figure,
-    worst_case_svg,
-)
-from demur.report.scored_run import RECTIFIED, ScoredRun, main_row
+from demur.report.figures import check_installed, inline_svg, worst_case_svg
+from demur.report.scored_run import RECTIFIED, ScoredRun, attacked_images, hardest, main_row
 from demur.report.terminal import (
     WORST_CASE_COLUMNS,
     Sanity,
@@ -49,30 +38,6 @@ from demur.runs import Record
 from demur.sanity import run_checks
 from demur.spec import lines, show
 
-REJECTORS = {
-    "Con": "Confidence (con): the probability of the predicted class, from 0 to 1.",
-    "R-Con": "Rectified confidence: con corrected by A, the net's second output (usually their "
-    "product). It is trained to predict T-Con without the true label.",
-    "Con (trained)": "Confidence at the temperature at which it was trained to predict T-Con.",
-    "SNet": "The net's second output: trained to select the images to accept.",
-    "ATRO": "The net's second output: trained to trade wrong predictions against rejections.",
-    "CARL": "One minus the probability of an extra class, which stands for rejection.",
-    "Energy": "The log-sum-exp of the net's logits.",
-    "Con+R-Con": "Two conditions in sequence: con must reach 1/2, then R-Con its threshold.",
-    "T-Con": "True confidence: the probability of the true class. It needs the label, so it cannot "
-    "be used in practice; it is an oracle that shows what is possible.",
-    "A": "The net's second output alone, from 0 to 1: how reliable con is.",
-    "Margin": "The probability of the predicted class minus that of the second best.",
-    "Entropy": "The negative entropy of the predicted probabilities: how concentrated they are.",
-    "MaxLogit": "The largest logit of the net.",
-    "KD": "Kernel density of correctly classified features of the same class around the image.",
-    "LID": "Local intrinsic dimension: how the nearest correctly classified features are spread.",
-    "kNN": "The closeness of the k-th nearest correctly classified feature.",
-    "GDA": "The closeness to the nearest class mean, with one covariance for all classes.",
-    "GDA*": "The same, with a covariance for each class.",
-    "GMM": "The same, for the predicted class only.",
-    "ViM": "Energy, minus the part of the feature that no class explains.",
-}
 PAGE_TERMS = {
     "accept": "The net gives its prediction. It does so where every score reaches its threshold.",
     "reject": "The net gives no prediction, because a score is below its threshold.",
@@ -88,6 +53,8 @@ PAGE_TERMS = {
     "0.5 is chance.",
     "ROC": "The curve of the accepted share of correct predictions against that of wrong ones, "
     "over all thresholds. AUROC is the area under it.",
+    "T-Con": "True confidence: the probability of the true class. It needs the label, so it cannot "
+    "be used in practice; it is an oracle that shows what is possible.",
     "xi": "The error of A: how far it is from the A at which R-Con equals T-Con. 0 is exact.",
     "Theorem 1": "Where con is above 1/(2 - xi), R-Con is above 1/2 for a correct prediction and "
     "below 1/2 for a wrong one.",
@@ -113,6 +80,23 @@ METADATA_NAMES = {
 }
 SCRIPTS = ("stats.js", "charts.js", "dom.js", "data.js", "image.js", "explorer.js", "live.js")
 STYLES = ("page.css", "explorer.css")
+
+
+class Group(NamedTuple):
+    """A combination of decision and correctness."""
+
+    key: str
+    words: str
+    accepted: bool
+    correct: bool
+
+
+GROUPS = (
+    Group("accepted-correct", "accepted, correct", True, True),
+    Group("accepted-wrong", "accepted, wrong", True, False),
+    Group("rejected-correct", "rejected, would have been correct", False, True),
+    Group("rejected-wrong", "rejected, would have been wrong", False, False),
+)
 
 View = dict[str, Any]  # what the template shows of a run, an attack or a row
 
@@ -147,8 +131,8 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
-    scored = {name for results in runs for name in results.evaluation.scores} | {"Con", "T-Con"}
-    terms = {name: text for name, text in REJECTORS.items() if name in scored} | PAGE_TERMS
+    terms = {name: text for results in runs for name, text in _rejector_words(results).items()}
+    terms |= PAGE_TERMS
     ordered = [replace(r, scored=sorted(r.scored, key=attacked_images)) for r in runs]
     views = [_run_view(results, f"run-{i}-") for i, results in enumerate(ordered)]
     data = json.dumps(explorer_data(ordered, live), separators=(",", ":"), allow_nan=False)
@@ -161,11 +145,17 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
         runs=views,
         several=len(views) > 1,
         groups=GROUPS,
-        per_group=PER_GROUP,
         words=terms,
         anchor=lambda name: anchor(name) if name.removesuffix(" (oracle)") in terms else "",
         markup=Markup,
     )
+
+
+def _rejector_words(results: ScoredRun) -> dict[str, str]:
+    """Return what each rejector that is scored here is, as `demur list rejectors` does."""
+    specs = results.evaluation.scores | results.loaded.run.recipe.rejectors()
+    classes = {name: type(specs[name]) for name in results.evaluation.scores}
+    return {name: (cls.__doc__ or "").splitlines()[0] for name, cls in classes.items()}
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -185,11 +175,7 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
     records = [entry.record for entry in results.scored]
     records += [entry.record for entry in results.worst]
     worst = hardest(results.scored, evaluation) if attacks else None
-    guarantees, guarantees_figure = _guarantees(results, records, prefix)
     both: tuple[Protocol, ...] = ("deploy", "paper")
-    kind = "R-Con against confidence" if results.main_rejector == RECTIFIED else "Histogram of con"
-    words = f"{kind} for correct and wrong predictions, and risk against coverage"
-    figure = overview_figure(results.scored, evaluation, "svg") if worst else b""
     return {
         "name": results.name,
         "sentences": _sentences(results, worst),
@@ -198,12 +184,10 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
         "hardest": next((a for a in attacks if worst and a["summary"] is worst.summary), None),
         "protocols": both if results.protocol == "deploy" else ("paper",),
         "threshold_words": _threshold_words(results),
-        "figure": inline_svg(figure, f"{prefix}a-", words) if figure else "",
         "worst_case": _worst_case(results, prefix) if results.worst else None,
         "records": [*attacks, *(_record_view(entry.record, results) for entry in results.worst)],
         "sanity": Sanity.of(run_checks(records, evaluation), run, records) if records else None,
-        "guarantees": guarantees,
-        "guarantees_figure": guarantees_figure,
+        "guarantees": _guarantees(results, records),
         "recipe": lines(run.recipe),
         "checkpoint": run.checkpoint if run.trained else None,
         "epochs": run.recipe.epochs,
@@ -281,31 +265,31 @@ def _facts(results: ScoredRun) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _guarantees(results: ScoredRun, records: list[Record], prefix: str) -> tuple[list[Any], str]:
-    """Return certificates with the cells of their retests on each record, and a figure."""
+def _guarantees(results: ScoredRun, records: list[Record]) -> list[Any]:
+    """Return certificates with the cells of their retests on each record."""
     if not records:
-        return [], ""
+        return []
     tested = [t for t in retests(results.loaded, results.evaluation.scores, records) if t[1]]
-    views = [(made, [(line.attack, cells(line)) for line in tests]) for made, tests in tested]
-    words = "Observed shares with intervals and the guaranteed levels; the table has the figures"
-    return views, inline_svg(guarantees_svg(tested), f"{prefix}b-", words) if views else ""
+    return [(made, [(line.attack, cells(line)) for line in tests]) for made, tests in tested]
 
 
 def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
-    verdicts, n = Verdicts(results, scored), scored.summary.n
-    total = {group.key: int(verdicts.members(group).sum()) for group in GROUPS}
-    has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
+    accepted, n = results.accepted(scored, results.main_rejector), scored.summary.n
+    correct = scored.record.correct
+    total = {
+        group.key: int(((accepted == group.accepted) & (correct == group.correct)).sum())
+        for group in GROUPS
+    }
     label = scored.summary.attack
     return {
         "words": f"Attacked with {label}" if attacked_images(scored) else "Without attack",
         "summary": scored.summary,
         "counts": [(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
-        "total": total | {"accepted": int(verdicts.accepted.sum())},
+        "total": total | {"accepted": int(accepted.sum())},
         "lines": {
             "deploy": _table(scored, results, "deploy"),
             "paper": _table(scored, results, "paper"),
         },
-        "gallery": gallery(verdicts) if has_images and results.split_sizes else None,
         **_record_view(scored.record, results),
         "name": label if attacked_images(scored) else f"{label} (no attack)",
     }

@@ -91,6 +91,17 @@ def main_row(scored: ScoredRecord, rejector: str) -> Row:
     return next((row for row in rows if row.protocol == "deploy"), rows[0])
 
 
+def hardest(records: list[ScoredRecord], evaluation: RejectorEvaluation) -> ScoredRecord:
+    """Return the record with the most accepted errors of the main rejector."""
+    name = main_rejector(evaluation)
+    return max(records, key=lambda scored: main_row(scored, name).point.accepted_wrong)
+
+
+def attacked_images(scored: ScoredRecord) -> bool:
+    """Return whether any image of the record was changed."""
+    return scored.summary.largest_linf > 0
+
+
 def clean_images(record: Record, loaded: LoadedRun) -> Images:
     """Return the images that the record attacked; raise BadInput where the data have changed."""
     split = next(s for name, s in loaded.splits.items() if name == record.metadata["split"])

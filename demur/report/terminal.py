@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
-from demur.errors import BadInput
+from demur.errors import BadInput, visible
 from demur.evaluate import (
     BASELINE,
     LoadedRun,
@@ -33,11 +34,9 @@ from demur.evaluate import (
     ScoredRecord,
 )
 from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
-from demur.evaluate.score import FEATURES, PROBES
 from demur.evaluate.seeds import Mean
 from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
-from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack
 from demur.runs import Record, Run
 from demur.sanity import CheckResult, Flag
@@ -60,6 +59,16 @@ NOTE = (
 )
 NOTHING = "Nothing was flagged"
 COLLECTED: list[list[Table]] = []  # tables to be written in another format, inside `tables_as`
+
+
+class VisibleConsole(Console):
+    """A console that spells out control characters in names, and commands the terminal itself."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(visible(one.text), one.style)
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
@@ -315,30 +324,6 @@ def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:
 
 def _with_interval(value: str, ends: list[str]) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
-
-
-def show_oracle_probes(scored: list[ScoredRecord]) -> None:
-    """Print the result of the best probe of each record that has probes."""
-    for record in scored:
-        rows = [row for row in record.rows if row.rejector in PROBES]
-        if rows:
-            terminal().print(probe_sentence(record, rows), soft_wrap=True)
-
-
-def probe_sentence(scored: ScoredRecord, rows: list[Row]) -> str:
-    """Compare the AUROC of the best probe with that of confidence."""
-    best = max(rows, key=lambda row: row.ranking.auroc)
-    gap = best.ranking.auroc_vs_con
-    source = "features" if best.rejector == FEATURES else "outputs"
-    if gap.lo > 0:
-        found = f"the {source} hold more information than confidence"
-    elif gap.hi < 0:
-        found = "no probe reaches confidence, so this is inconclusive; use more images"
-    else:
-        found = "no probe finds more information than confidence"
-    value, low, high = (signed(end, 1, 3) for end in gap[:3])
-    where = f"{scored.summary.attack} (n={scored.summary.n})"
-    return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
 
 
 def label_is_current(record: Record, loaded: LoadedRun) -> bool:

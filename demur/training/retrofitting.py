@@ -8,7 +8,6 @@ The net keeps its weights. R-Con is compared with the net's own confidence (Con)
 images: clean, under PGD on the net, and with each score attacked by itself.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,12 +19,19 @@ import torch
 from demur.attacks import PGD, AcceptedError, Clean, PlusLogScore
 from demur.calibrate import TPR, ChanceTest, upper_bound
 from demur.errors import BadInput
-from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
+from demur.evaluate import (
+    LoadedRun,
+    accepted,
+    paired_shares,
+    resolve_thresholds,
+    run_attack,
+    values,
+)
 from demur.evaluate.batching import ProgressCallback
 from demur.evaluate.record_scores import to_json
 from demur.files.atomic import write_json
 from demur.methods import PGDAT, RR, Method
-from demur.metrics import BoolArray, Difference, auroc, auroc_difference
+from demur.metrics import Difference, auroc, auroc_difference
 from demur.nets import FactoryNet
 from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe, with_changes
@@ -243,19 +249,5 @@ def _attacked_by_themselves(
     a, b = errors
     return HeadComparison(
         f"PGD-{ADAPTIVE_STEPS} on each score itself, {eps}", "accepted errors", float(a.mean()),
-        float(b.mean()), share_difference(a, b), right[0], len(a),
+        float(b.mean()), paired_shares(a, b), right[0], len(a),
     )  # fmt: skip
-
-
-def share_difference(a: BoolArray, b: BoolArray) -> Difference:
-    """Difference of two shares of the same images, with a 95% interval (Agresti and Min 2005).
-
-    The interval adds half an image to each cell of the 2x2 table, so that it has a width even if
-    the images agree.
-    """
-    n = len(a) + 2
-    only_a, only_b = int((a & ~b).sum()) + 0.5, int((b & ~a).sum()) + 0.5
-    gap = (only_a - only_b) / n
-    error = math.sqrt(only_a + only_b - (only_a - only_b) ** 2 / n) / n
-    p = math.erfc(abs(gap) / error / math.sqrt(2))
-    return Difference(float(a.mean() - b.mean()), gap - 1.96 * error, gap + 1.96 * error, p)

@@ -27,12 +27,7 @@ class AWP:
     Adversarial weight perturbation (Wu et al. 2020). A first backward pass gives the gradient g
     of the loss at the weights w. Every weight tensor with more than one dimension moves by
     gamma ||w|| g / ||g||. The optimiser then applies the gradient taken at the moved weights to
-    the original w.
-
-    Args:
-        net: the net whose weight tensors with ndim > 1 are perturbed.
-        gamma: length of the perturbation of a tensor relative to the length of the tensor.
-        start: fraction of all epochs after which the perturbation begins.
+    the original w. Perturbation begins after the fraction `start` of all epochs.
     """
 
     def __init__(self, net: nn.Module, gamma: float, start: float) -> None:
