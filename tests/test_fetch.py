@@ -117,7 +117,7 @@ def test_get_installs_the_published_files_once(
     assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
     names = {path.name for path in got.folder.iterdir()}
     assert names == {part.name for part in ten.archive.layout.parts}, "and nothing else"
-    assert not check_files(ten, DataFiles(ten.archive.layout, got.folder)).damaged
+    assert not check_files(DataFiles(ten.archive.layout, got.folder))
     assert progress[-1] == (len(server.content), len(server.content))
     again = cifar.download(published, data_folder, ignore)
     assert again == cifar.Fetched(got.folder, None)
@@ -153,16 +153,13 @@ def test_wrong_checksums_install_nothing(ten: Published, data_folder: Path, serv
     assert f"its md5 is {published.archive.md5}, not 000" in get_error(wrong, data_folder)
     tree = published_tree(ten)
     tree["cifar-10-batches-bin/data_batch_3.bin"] = b"other"
-    assert "the md5 of its data_batch_3.bin is" in get_error(
+    assert "its data_batch_3.bin has the md5" in get_error(
         server.serve(ten, pack(tree)), data_folder
     )
     del tree["cifar-10-batches-bin/data_batch_3.bin"]
     assert "its data_batch_3.bin is missing" in get_error(
         server.serve(ten, pack(tree)), data_folder
     )
-    assert "its archive is damaged" in get_error(server.serve(ten, b"no archive"), data_folder)
-    cut = pack(published_tree(ten))[:-3000]
-    assert "its archive is damaged" in get_error(server.serve(ten, cut), data_folder)
 
 
 def test_archive_members_outside_the_folder_are_ignored(

@@ -11,8 +11,7 @@ from demur.cli.app import AsJson, DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.data.cifar import DataCheck
-    from demur.data.cifar_files import Published
+    from demur.data.cifar_files import DataFiles, Published
 
 data_app = typer.Typer(
     name="data",
@@ -61,26 +60,29 @@ def check(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the files of a data set, or their images, with the published checksums.
+    """Compare the files of a data set with the published checksums.
 
     Example: demur data check cifar10 --data datasets
     """
     checks = _check_data(name, Path(data) if data else None)
     if as_json:
-        entries = [_entry(published, state) for published, state in checks]
+        entries = [_entry(*checked) for checked in checks]
         typer.echo(json.dumps({"data": entries}, indent=2))
     damages = []
-    for published, state in checks:
-        if state.damaged:
-            faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
+    for published, found, damaged in checks:
+        if damaged:
+            faults = ", ".join(f"{name} {fault}" for name, fault in damaged.items())
             again = f"demur data get {published.name}"
             again += f" --data {shlex.quote(data)}" if data else ""
             damages.append(
-                f"{published.title} in {state.found.folder} is damaged: {faults}; "
+                f"{published.title} in {found.folder} is damaged: {faults}; "
                 f"run '{again}' to download it again"
             )
         elif not as_json:
-            typer.echo(_summary(published, state))
+            typer.echo(
+                f"{published.title}: {published.images} images, {found.layout.form}, in "
+                f"{found.folder}: every file has its published md5"
+            )
     if damages:
         raise BadInput("; ".join(damages))
 
@@ -93,7 +95,9 @@ def _published(name: str) -> "Published":
     return PUBLISHED[name]
 
 
-def _check_data(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
+def _check_data(
+    name: str | None, given: Path | None
+) -> list[tuple["Published", "DataFiles", dict[str, str]]]:
     """Check the data set of that name, or all that are found; raise BadInput for none."""
     from demur.cli.progress import CountBar
     from demur.data.cifar import check_files
@@ -104,31 +108,19 @@ def _check_data(name: str | None, given: Path | None) -> list[tuple["Published",
         found = locate(published, given) if name else find(published, search_folders(given))
         if found:
             with CountBar(f"check {published.name}", "files") as bar:
-                checks.append((published, check_files(published, found, bar.on_progress)))
+                checks.append((published, found, check_files(found, bar.on_progress)))
     if not checks:
         raise not_found_error("no published data set is", "cifar10", given)
     return checks
 
 
-def _entry(published: "Published", state: "DataCheck") -> dict[str, Any]:
+def _entry(published: "Published", found: "DataFiles", damaged: dict[str, str]) -> dict[str, Any]:
+    intact = [part for part in found.layout.parts if part.name not in damaged]
     return {
         "name": published.name,
-        "format": state.found.layout.form,
-        "folder": str(state.found.folder),
-        "images": state.images,
-        "whole": not state.damaged,
-        "checksums": state.checksums and not state.rewritten,
-        "damaged": state.damaged,
-        "rewritten": list(state.rewritten),
+        "format": found.layout.form,
+        "folder": str(found.folder),
+        "images": sum(part.images for part in intact),
+        "whole": not damaged,
+        "damaged": damaged,
     }
-
-
-def _summary(published: "Published", state: "DataCheck") -> str:
-    compared = "every file has its published md5"
-    if not state.checksums:
-        compared = "sizes and labels are as published (no md5 of these files was published)"
-    if state.rewritten:
-        files = ", ".join(state.rewritten)
-        compared = f"all published images are there ({files}: rewritten, with another md5)"
-    form, folder = state.found.layout.form, state.found.folder
-    return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"

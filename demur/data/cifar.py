@@ -7,15 +7,12 @@
 The index of an image is its position in the published order, test images after training images.
 """
 
-import gzip
 import hashlib
-import os
+import io
+import pickle
 import shutil
 import tarfile
-import warnings
-import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -32,7 +29,6 @@ from demur.data.cifar_files import (
     CIFAR10_FILES,
     CIFAR100_FILES,
     GET_AGAIN,
-    PIXELS,
     Archive,
     DataFiles,
     Layout,
@@ -42,15 +38,16 @@ from demur.data.cifar_files import (
     locate,
 )
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
-from demur.data.plain_pickle import read_plain_pickle
 from demur.errors import BadInput
+from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.images import Domain
 from demur.noise import permutation
+from demur.progress import ignore
 
 _CHUNK = 1 << 18
 _TIMEOUT = 20  # seconds without a byte
 ProgressCallback = Callable[[int, int], None]  # arguments: done, total
-_WARNED: dict[Any, Any] = {}  # registry of `warnings`: each warning is shown once
+MAX_BYTES = 256 * MEGABYTE  # of a file
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # both sets, as the reference code
 SHUFFLE_SEED = 0
 CIFAR10_CLASSES = (
@@ -65,144 +62,48 @@ class CifarBatch(NamedTuple):
     y: NDArray[np.int64]  # N
 
 
-def read_part(layout: Layout, folder: Path, part: Part, classes: int) -> CifarBatch:
-    """Read one file.
+class ArrayUnpickler(pickle.Unpickler):
+    """Resolves the names of an array of numbers and no others, so that no code runs."""
 
-    Raises:
-        BadInput: The file has another number of images, or a label that is no class.
-    """
-    path = folder / part.name
-    read = _read_binary if layout.form == "binary" else _read_python
-    batch = read(path, layout, part.images)
-    low, high = int(batch.y.min()), int(batch.y.max())
-    if low < 0 or high >= classes:
-        wrong = low if low < 0 else high
-        raise BadInput(
-            f"{path} contains the label {wrong}, but labels range from 0 to {classes - 1}; "
-            f"delete it and {GET_AGAIN}"
-        )
-    return batch
+    names: ClassVar[dict[str, Any]] = {
+        "numpy.core.multiarray._reconstruct": np.ndarray(0).__reduce__()[0],
+        "numpy.ndarray": np.ndarray,
+        "numpy.dtype": lambda code, *_: np.dtype(code),  # Python 2 wrote flags as numbers
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self.names[f"{module}.{name}"]
 
 
-def _read_binary(path: Path, layout: Layout, images: int) -> CifarBatch:
-    size, expected = path.stat().st_size, images * (layout.label_bytes + PIXELS)
-    if size != expected:
-        fault = "is truncated" if size < expected else "is too long"
-        raise BadInput(f"{path} {fault}: {size} bytes, not {expected}; delete it and {GET_AGAIN}")
-    records = np.fromfile(path, np.uint8).reshape(images, -1)
-    labels = records[:, layout.label_bytes - 1].astype(np.int64)
-    return CifarBatch(records[:, layout.label_bytes :], labels)
+def read_part(layout: Layout, folder: Path, part: Part) -> CifarBatch:
+    """Read one published file; raise BadInput if it is missing or has another md5."""
+    content = _published_bytes(folder / part.name, part)
+    if layout.form == "binary":
+        records = np.frombuffer(content, np.uint8).reshape(part.images, -1)
+        return CifarBatch(records[:, 1:], records[:, 0].astype(np.int64))
+    batch = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+    return CifarBatch(batch["data"], np.array(batch[layout.label_key]))
 
 
-def _read_python(path: Path, layout: Layout, images: int) -> CifarBatch:
-    entries = read_plain_pickle(path, "data", layout.label_key)
-    pixels, y = entries.get("data"), _integer_array(entries.get(layout.label_key))
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or y is None:
-        raise BadInput(
-            f"{path} is not a batch of images: it needs bytes under 'data' "
-            f"and integers under {layout.label_key!r}; delete it and {GET_AGAIN}"
-        )
-    if pixels.shape != (images, PIXELS) or len(y) != images:
-        raise BadInput(
-            f"{path} should contain {images} images of {PIXELS} bytes and as many labels, "
-            f"but contains an array of {' x '.join(map(str, pixels.shape))} and {len(y)}; "
-            f"delete it and {GET_AGAIN}"
-        )
-    return CifarBatch(pixels, y)
+def _published_bytes(path: Path, part: Part) -> bytes:
+    """The bytes of a file, which are those that the authors published."""
+    content = read_regular_file(path, MAX_BYTES, GET_AGAIN)
+    if (md5 := hashlib.md5(content, usedforsecurity=False).hexdigest()) != part.md5:
+        raise BadInput(f"{path} has the md5 {md5}, not {part.md5}; {GET_AGAIN}")
+    return content
 
 
-def _integer_array(labels: Any) -> NDArray[np.int64] | None:
-    """Labels as a one-dimensional integer array, or None if they are anything else."""
-    if isinstance(labels, list) and all(type(label) is int for label in labels):
-        labels = np.array(labels)  # of dtype object if a number does not fit int64
-    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        return None
-    return labels.astype(np.int64)
-
-
-class DataCheck(NamedTuple):
-    """The result of checking the files of a data set."""
-
-    found: DataFiles
-    images: int  # in undamaged files
-    damaged: dict[str, str]  # file name: what is wrong
-    rewritten: tuple[str, ...] = ()  # files with another md5 but the published images
-
-    @property
-    def checksums(self) -> bool:
-        """Whether every file has a published checksum; otherwise sizes and labels were checked."""
-        return all(part.md5 for part in self.found.layout.parts)
-
-
-def check_files(
-    published: Published, found: DataFiles, on_progress: ProgressCallback | None = None
-) -> DataCheck:
-    """Compare every file with its published checksum, or read it where none was published."""
-    damaged, rewritten, parts = {}, [], found.layout.parts
-    contents = zip(parts, published.content_md5s, strict=True)
-    for done, (part, content_md5) in enumerate(contents, start=1):
-        if fault := _fault(published, found, part):
-            md5 = None
-            with suppress(BadInput, OSError):  # it is unreadable
-                md5 = _content_md5(read_part(found.layout, found.folder, part, published.classes))
-            if md5 and md5 == content_md5:
-                rewritten.append(part.name)
-            else:
-                damaged[part.name] = fault
-        if on_progress:
-            on_progress(done, len(parts))
-    images = sum(part.images for part in parts if part.name not in damaged)
-    return DataCheck(found, images, damaged, tuple(rewritten))
-
-
-def _fault(published: Published, found: DataFiles, part: Part) -> str | None:
-    path = found.folder / part.name
-    if not path.is_file():
-        return "it is missing"
-    if part.md5:
-        md5 = file_md5(path)
-        return None if md5 == part.md5 else f"its md5 is {md5}, not {part.md5}"
-    try:
-        read_part(found.layout, found.folder, part, published.classes)
-    except BadInput as error:
-        return str(error).removeprefix(f"{path} ")
-    return None
-
-
-def check_images(published: Published, found: DataFiles, batches: Sequence[CifarBatch]) -> None:
-    """Check that images and labels are the published ones, in whichever file format.
-
-    Warns about a file with another md5 if no checksum of its images is known.
-
-    Raises:
-        BadInput: A pixel or a label differs.
-    """
-    for part, expected, batch in zip(
-        found.layout.parts, published.content_md5s, batches, strict=True
-    ):
+def check_files(found: DataFiles, on_progress: ProgressCallback = ignore) -> dict[str, str]:
+    """Compare every file with its published md5; return what is wrong by the name of the file."""
+    damaged, parts = {}, found.layout.parts
+    for done, part in enumerate(parts, start=1):
         path = found.folder / part.name
-        md5 = _content_md5(batch) if expected else None
-        if md5 != expected and file_md5(path) != part.md5:
-            raise BadInput(
-                f"{path} does not contain the images of {published.title}: "
-                f"the md5 of its labels and pixels is {md5}, not {expected}; {GET_AGAIN}"
-            )
-        if expected is None and part.md5 and file_md5(path) != part.md5:
-            warning = f"{path} is not the published file, and its images cannot be verified"
-            # as one line without a source location
-            warnings.warn_explicit(warning, UserWarning, "demur", 0, registry=_WARNED)
-
-
-def _content_md5(batch: CifarBatch) -> str:
-    """The md5 of labels and pixels in the layout of a binary file."""
-    records = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
-    return hashlib.md5(records.tobytes(), usedforsecurity=False).hexdigest()
-
-
-def file_md5(path: Path) -> str:
-    """The md5 of a file: detects damage, not forgery."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        try:
+            _published_bytes(path, part)
+        except BadInput as error:
+            damaged[part.name] = str(error).removeprefix(f"{path} ").partition(";")[0]
+        on_progress(done, len(parts))
+    return damaged
 
 
 @dataclass(frozen=True)
@@ -220,14 +121,9 @@ class Cifar(Dataset):
 
     def load(self, folder: Path | None = None) -> Splits:
         found = locate(self.published, folder)
-        for part in found.layout.parts:
-            if not (found.folder / part.name).is_file():
-                raise BadInput(f"{found.folder / part.name} is missing; {GET_AGAIN}")
         *batches, test = (
-            read_part(found.layout, found.folder, part, self.published.classes)
-            for part in found.layout.parts
+            read_part(found.layout, found.folder, part) for part in found.layout.parts
         )
-        check_images(self.published, found, [*batches, test])
         train = CifarBatch(*map(np.concatenate, zip(*batches, strict=True)))
         count = len(train.y)
         test_images = _images(test, torch.arange(len(test.y)), first_index=count)
@@ -288,10 +184,6 @@ class CIFAR100(Cifar):
     domain = Domain(classes=100, shape=(3, 32, 32), mean=MEAN, std=STD)
 
 
-class DownloadFailed(Exception):
-    """The site did not deliver the published files; the message is the reason."""
-
-
 class Fetched(NamedTuple):
     """Where a data set is and where it came from."""
 
@@ -302,9 +194,7 @@ class Fetched(NamedTuple):
 def find_complete(published: Published, data_folder: Path) -> Fetched | None:
     """Return the data set in this folder if it is complete and undamaged, else None."""
     found = find(published, [data_folder])
-    if found is None or check_files(published, found).damaged:
-        return None
-    return Fetched(found.folder, None)
+    return None if found is None or check_files(found) else Fetched(found.folder, None)
 
 
 def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Fetched:
@@ -332,7 +222,7 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         staged.mkdir()
         try:
             _fetch_archive(archive, staged, on_progress)
-        except DownloadFailed as reason:
+        except BadInput as reason:
             raise BadInput(
                 f"{published.title} could not be fetched and nothing was installed "
                 f"({archive.url}: {reason}); fix that and run the command again, "
@@ -347,32 +237,24 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
 
 
 def _fetch_archive(archive: Archive, staged: Path, on_progress: ProgressCallback) -> None:
-    """Download the archive and write its files into `staged`; check their published md5.
+    """Download the archive, check its md5 and those of its files, which are written to `staged`.
 
     Raises:
-        DownloadFailed: The download fails or a file differs from the published one.
+        BadInput: The download fails or differs from what is published; the message is the reason.
     """
     tar_path = staged.with_name("archive.tar.gz")
     md5 = _receive(archive.url, tar_path, on_progress)
     if md5 != archive.md5:
-        raise DownloadFailed(f"its md5 is {md5}, not {archive.md5}")
+        raise BadInput(f"its md5 is {md5}, not {archive.md5}")
     wanted = {f"{archive.layout.folder}/{part.name}" for part in archive.layout.parts}
-    try:
-        with tarfile.open(tar_path, "r:gz") as tar:
-            for member in tar:  # all others are ignored
-                found = member.name in wanted and member.isreg()
-                if content := tar.extractfile(member) if found else None:
-                    with content, (staged.parent / member.name).open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                        file.flush()
-                        os.fsync(file.fileno())
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error):
-        raise DownloadFailed("its archive is damaged") from None
-    for part in archive.layout.parts:
-        if not (staged / part.name).is_file():
-            raise DownloadFailed(f"its {part.name} is missing")
-        if (md5 := file_md5(staged / part.name)) != part.md5:
-            raise DownloadFailed(f"the md5 of its {part.name} is {md5}, not {part.md5}")
+    with tarfile.open(tar_path, "r:gz") as tar:
+        for member in tar:  # all others are ignored
+            found = member.name in wanted and member.isreg()
+            if content := tar.extractfile(member) if found else None:
+                with content, (staged.parent / member.name).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+    for name, fault in check_files(DataFiles(archive.layout, staged)).items():
+        raise BadInput(f"its {name} {fault}")
 
 
 def _receive(url: str, path: Path, on_progress: ProgressCallback) -> str:
@@ -391,7 +273,7 @@ def _receive(url: str, path: Path, on_progress: ProgressCallback) -> str:
         cause = getattr(error, "reason", None) or error  # urllib wraps it
         text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         reason = " ".join(str(text).split())[:200]
-        raise DownloadFailed(f"the download stopped: {reason}" if done else reason) from None
+        raise BadInput(f"the download stopped: {reason}" if done else reason) from None
     if done < total:
-        raise DownloadFailed(f"the download stopped after {done} of {total} bytes")
+        raise BadInput(f"the download stopped after {done} of {total} bytes")
     return md5.hexdigest()

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 from demur.errors import BadInput
 
 GET_AGAIN = "get the data again with 'demur data get'"
-PIXELS = 3 * 32 * 32  # bytes of one image: red, green, blue planes, row-major
 
 
 class Part(NamedTuple):
@@ -23,19 +22,22 @@ class Part(NamedTuple):
 
     name: str
     images: int
-    md5: str | None  # None if the authors published none
+    md5: str
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One file format of a data set: its folder, its files and the position of the labels."""
+    """One file format of a data set: its folder and its files.
+
+    A record of a binary file is a label and 3,072 bytes: red, green and blue planes, row-major. A
+    Python file is a pickled dictionary.
+    """
 
     form: Literal["binary", "python"]
     folder: str
     train: tuple[Part, ...]
     test: Part
-    label_bytes: int = 1  # before each image's pixels; the last of them is the label
-    label_key: str = "labels"  # in the dictionary of a Python batch
+    label_key: str = "labels"  # in the dictionary of a Python file
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -65,15 +67,6 @@ class Published:
     @property
     def images(self) -> int:
         return sum(part.images for part in self.archive.layout.parts)
-
-    @property
-    def content_md5s(self) -> tuple[str | None, ...]:
-        """The md5 of each file's labels and pixels, independent of the format; None if unknown.
-
-        A binary file with one label byte contains only labels and pixels, so this is its md5.
-        """
-        binary = next(layout for layout in self.layouts if layout.form == "binary")
-        return tuple(part.md5 if binary.label_bytes == 1 else None for part in binary.parts)
 
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
@@ -120,19 +113,12 @@ _CIFAR100_PYTHON = Layout(
     test=Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
     label_key="fine_labels",
 )
-_CIFAR100_BINARY = Layout(
-    form="binary",
-    folder="cifar-100-binary",
-    train=(Part("train.bin", 50_000, None),),
-    test=Part("test.bin", 10_000, None),
-    label_bytes=2,  # coarse, fine
-)
 CIFAR100_FILES = Published(
     name="cifar100",
     title="CIFAR-100",
     classes=100,
     held_out=(45_000, 1_000, 4_000),
-    layouts=(_CIFAR100_PYTHON, _CIFAR100_BINARY),
+    layouts=(_CIFAR100_PYTHON,),
     archive=Archive(
         f"{_SITE}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", _CIFAR100_PYTHON
     ),
