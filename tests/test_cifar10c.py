@@ -185,4 +185,4 @@ def test_bad_requests_fail_before_the_first_set(
     tmp_path: Path, name: str, severity: int, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        corrupted_sets(tmp_path, [name], [severity])
+        next(corrupted_sets(tmp_path, [name], [severity]))

@@ -1,13 +1,12 @@
 """demur data get and demur data check."""
 
-import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, app
+from demur.cli.app import DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -58,18 +57,13 @@ def check(
         str | None, typer.Argument(help="cifar10 or cifar100.", show_default="both")
     ] = None,
     data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare the files of a data set with the published checksums.
 
     Example: demur data check cifar10 --data datasets
     """
-    checks = _check_data(name, Path(data) if data else None)
-    if as_json:
-        entries = [_entry(*checked) for checked in checks]
-        typer.echo(json.dumps({"data": entries}, indent=2))
     damages = []
-    for published, found, damaged in checks:
+    for published, found, damaged in _check_data(name, Path(data) if data else None):
         if damaged:
             faults = ", ".join(f"{name} {fault}" for name, fault in damaged.items())
             again = f"demur data get {published.name}"
@@ -78,7 +72,7 @@ def check(
                 f"{published.title} in {found.folder} is damaged: {faults}; "
                 f"run '{again}' to download it again"
             )
-        elif not as_json:
+        else:
             typer.echo(
                 f"{published.title}: {published.images} images, {found.layout.form}, in "
                 f"{found.folder}: every file has its published md5"
@@ -112,15 +106,3 @@ def _check_data(
     if not checks:
         raise not_found_error("no published data set is", "cifar10", given)
     return checks
-
-
-def _entry(published: "Published", found: "DataFiles", damaged: dict[str, str]) -> dict[str, Any]:
-    intact = [part for part in found.layout.parts if part.name not in damaged]
-    return {
-        "name": published.name,
-        "format": found.layout.form,
-        "folder": str(found.folder),
-        "images": sum(part.images for part in intact),
-        "whole": not damaged,
-        "damaged": damaged,
-    }

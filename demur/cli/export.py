@@ -200,8 +200,7 @@ def predict(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.guards import Guard
-    from demur.guards.files import find_images
-    from demur.guards.predictions import write_predictions
+    from demur.guards.predictions import find_images, write_predictions
 
     guard = Guard.load(bundle, device=device)
     paths = find_images(images)

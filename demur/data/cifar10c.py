@@ -90,22 +90,17 @@ def corrupted_sets(
     for name, severity in product(names, severities):
         check_request(name, severity)
     sources = [find_source(folder, name) for name in names]
-    return _sets(folder, sorted(sources, key=lambda one: one.path is None), severities, seed)
-
-
-def _sets(
-    folder: Path | None, sources: Sequence[CorruptionSource], severities: Sequence[int], seed: int
-) -> Iterator[CorruptedSet]:
     test: Images | None = None
-    for source, severity in product(sources, severities):
-        if source.path is not None:
-            images = _read_released(source.path, severity)
-        else:
-            test = test or CIFAR10().load(folder)["test"]
-            pixels = test.pixels.permute(0, 2, 3, 1).numpy()
-            made = source.corrupt(pixels, test.index.numpy(), severity, seed)
-            images = _images(made, test.y.numpy())
-        yield CorruptedSet(source.name, severity, images, source.kind)
+    for source in sorted(sources, key=lambda one: one.path is None):
+        for severity in severities:
+            if source.path is not None:
+                images = _read_released(source.path, severity)
+            else:
+                test = test or CIFAR10().load(folder)["test"]
+                pixels = test.pixels.permute(0, 2, 3, 1).numpy()
+                made = source.corrupt(pixels, test.index.numpy(), severity, seed)
+                images = _images(made, test.y.numpy())
+            yield CorruptedSet(source.name, severity, images, source.kind)
 
 
 def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:

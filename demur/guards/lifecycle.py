@@ -18,8 +18,8 @@ from demur.errors import BadInput
 from demur.files.atomic import raise_unreadable, tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
-from demur.guards.files import find_images
 from demur.guards.inputs import read_images
+from demur.guards.predictions import find_images
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
 from demur.spec import show
