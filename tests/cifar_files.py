@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.data.cifar_files import Layout, Part, Published
+from demur.data.cifar import Layout, Part, Published
 
 BATCH = 20
 
@@ -79,15 +79,14 @@ def small(published: Published) -> Published:
             Part(part.name, BATCH, hashlib.md5(file).hexdigest())
             for part, file in zip(layout.parts, files, strict=True)
         ]
-        return replace(layout, train=tuple(parts[:-1]), test=parts[-1])
+        return replace(layout, parts=tuple(parts))
 
     layouts = tuple(shrink(layout) for layout in published.layouts)
-    count = BATCH * len(layouts[0].train)
+    count = BATCH * (len(layouts[0].parts) - 1)
     return replace(
         published,
         layouts=layouts,
         held_out=(count - 10, 4, 6),
-        archive=published.archive._replace(layout=layouts[0]),
     )
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from demur.data import CIFAR10, CIFAR100, cifar
-from demur.data.cifar import Cifar, check_files
-from demur.data.cifar_files import (
+from demur.data.cifar import (
     CIFAR10_FILES,
     GET_AGAIN,
     PUBLISHED,
+    Cifar,
     Published,
+    check_files,
     find,
     locate,
     search_folders,
@@ -74,9 +75,9 @@ def test_pixels_are_channel_first_and_row_major(
         folder = write(ten, tmp_path / form, form)
         layout = layout_of(ten, form)
         file = writer(plain, layout)
-        (folder / layout.test.name).write_bytes(file)
-        test = layout.test._replace(md5=hashlib.md5(file).hexdigest())
-        published = replace(ten, layouts=(replace(layout, test=test),))
+        (folder / layout.parts[-1].name).write_bytes(file)
+        test = layout.parts[-1]._replace(md5=hashlib.md5(file).hexdigest())
+        published = replace(ten, layouts=(replace(layout, parts=(*layout.parts[:-1], test)),))
         monkeypatch.setattr(CIFAR10, "published", published)
         read = CIFAR10().load(tmp_path / form)["test"].pixels
         expected = [(0, 0, 0, 0), (1, 1, 0, 0), (2, 2, 0, 0), (3, 0, 0, 31), (4, 0, 1, 0)]
@@ -117,7 +118,7 @@ def test_the_real_split_is_frozen() -> None:
         assert published.held_out == (45_000, 1_000, 4_000)
         assert published.images == 60_000
         for layout in published.layouts:
-            assert sum(part.images for part in layout.train) == 50_000
+            assert sum(part.images for part in layout.parts[:-1]) == 50_000
         assert all(len(part.md5) == 32 for layout in published.layouts for part in layout.parts)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from demur.cli.commands import app
-from demur.data.cifar_files import PUBLISHED, Published
+from demur.data.cifar import PUBLISHED, Published
 from demur.runs import Run
 from tests import forked
 from tests.cifar_files import small, write
@@ -339,8 +339,8 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[s
     """CIFAR as small files that cannot be downloaded."""
     sets = {name: small(published) for name, published in PUBLISHED.items()}
     for name, published in sets.items():
-        nowhere = published.archive._replace(url="http://127.0.0.1:9/nowhere")
-        monkeypatch.setitem(PUBLISHED, name, replace(published, archive=nowhere))
+        nowhere = replace(published, archive="http://127.0.0.1:9/nowhere")
+        monkeypatch.setitem(PUBLISHED, name, nowhere)
     monkeypatch.setenv("PATH", str(in_empty_folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_empty_folder / "cache"))
     monkeypatch.delenv("DEMUR_DATA", raising=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, image_cache, own_images
-from demur.data.cifar_files import cache_folder
+from demur.data.cifar import cache_folder
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
 from demur.files.atomic import content_digest, read_json, write_json

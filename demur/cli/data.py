@@ -10,7 +10,7 @@ from demur.cli.app import DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.data.cifar_files import DataFiles, Published
+    from demur.data.cifar import Published
 
 data_app = typer.Typer(
     name="data",
@@ -32,11 +32,10 @@ def get(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.data import cifar
-    from demur.data.cifar_files import search_folders
     from demur.files.atomic import exclusive_lock
     from demur.files.output_paths import check_output_folder
 
-    published, folders = _published(name), search_folders(Path(data) if data else None)
+    published, folders = _published(name), cifar.search_folders(Path(data) if data else None)
     if not folders:
         raise BadInput("there is no home folder for data; name a folder with --data DIR")
     folder = folders[0]
@@ -62,8 +61,18 @@ def check(
 
     Example: demur data check cifar10 --data datasets
     """
-    damages = []
-    for published, found, damaged in _check_data(name, Path(data) if data else None):
+    from demur.cli.progress import CountBar
+    from demur.data import cifar
+
+    given, checked, damages = Path(data) if data else None, 0, list[str]()
+    folders = cifar.search_folders(given)
+    for published in [_published(name)] if name else cifar.PUBLISHED.values():
+        found = cifar.locate(published, given) if name else cifar.find(published, folders)
+        if found is None:
+            continue
+        with CountBar(f"check {published.name}", "files") as bar:
+            damaged = cifar.check_files(found, bar.on_progress)
+        checked += 1
         if damaged:
             faults = ", ".join(f"{name} {fault}" for name, fault in damaged.items())
             again = f"demur data get {published.name}"
@@ -77,32 +86,15 @@ def check(
                 f"{published.title}: {published.images} images, {found.layout.form}, in "
                 f"{found.folder}: every file has its published md5"
             )
+    if not checked:
+        raise cifar.not_found_error("no published data set is", "cifar10", given)
     if damages:
         raise BadInput("; ".join(damages))
 
 
 def _published(name: str) -> "Published":
-    from demur.data.cifar_files import PUBLISHED
+    from demur.data.cifar import PUBLISHED
 
     if name not in PUBLISHED:
         raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
     return PUBLISHED[name]
-
-
-def _check_data(
-    name: str | None, given: Path | None
-) -> list[tuple["Published", "DataFiles", dict[str, str]]]:
-    """Check the data set of that name, or all that are found; raise BadInput for none."""
-    from demur.cli.progress import CountBar
-    from demur.data.cifar import check_files
-    from demur.data.cifar_files import PUBLISHED, find, locate, not_found_error, search_folders
-
-    checks = []
-    for published in [_published(name)] if name else PUBLISHED.values():
-        found = locate(published, given) if name else find(published, search_folders(given))
-        if found:
-            with CountBar(f"check {published.name}", "files") as bar:
-                checks.append((published, found, check_files(found, bar.on_progress)))
-    if not checks:
-        raise not_found_error("no published data set is", "cifar10", given)
-    return checks

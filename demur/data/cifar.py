@@ -9,7 +9,9 @@ The index of an image is its position in the published order, test images after 
 
 import hashlib
 import io
+import os
 import pickle
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -25,18 +27,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.data.cifar_files import (
-    CIFAR10_FILES,
-    CIFAR100_FILES,
-    GET_AGAIN,
-    Archive,
-    DataFiles,
-    Layout,
-    Part,
-    Published,
-    find,
-    locate,
-)
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
 from demur.errors import BadInput
 from demur.files.atomic import MEGABYTE, read_regular_file
@@ -44,6 +34,7 @@ from demur.images import Domain
 from demur.noise import permutation
 from demur.progress import ignore
 
+GET_AGAIN = "get the data again with 'demur data get'"
 _CHUNK = 1 << 18
 _TIMEOUT = 20  # seconds without a byte
 ProgressCallback = Callable[[int, int], None]  # arguments: done, total
@@ -53,6 +44,181 @@ SHUFFLE_SEED = 0
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
+
+
+class Part(NamedTuple):
+    """One published file."""
+
+    name: str
+    images: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One file format of a data set: its folder and its files.
+
+    A record of a binary file is a label and 3,072 bytes: red, green and blue planes, row-major. A
+    Python file is a pickled dictionary.
+    """
+
+    form: Literal["binary", "python"]
+    folder: str
+    parts: tuple[Part, ...]  # the last one has the test images
+    label_key: str = "labels"  # in the dictionary of a Python file
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set as its authors published it, and the sizes of demur's held-out splits."""
+
+    name: str  # in the command: demur data get NAME
+    title: str
+    classes: int
+    held_out: tuple[int, int, int]  # sizes of fit, val, cal; they sum to all training images
+    layouts: tuple[Layout, ...]  # the first one is that of the archive
+    archive: str  # its address
+    md5: str  # of the archive
+
+    @property
+    def images(self) -> int:
+        return sum(part.images for part in self.layouts[0].parts)
+
+
+_SITE = "https://www.cs.toronto.edu/~kriz"
+
+_CIFAR10_BINARY = Layout(
+    form="binary",
+    folder="cifar-10-batches-bin",
+    parts=(
+        Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+        Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+        Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+        Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+        Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+        Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
+    ),
+)
+_CIFAR10_PYTHON = Layout(
+    form="python",
+    folder="cifar-10-batches-py",
+    parts=(
+        Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
+        Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
+        Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
+        Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
+        Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
+        Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
+    ),
+)
+CIFAR10_FILES = Published(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=10,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
+    archive=f"{_SITE}/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+)
+
+CIFAR100_FILES = Published(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=100,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(
+        Layout(
+            form="python",
+            folder="cifar-100-python",
+            parts=(
+                Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
+                Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            ),
+            label_key="fine_labels",
+        ),
+    ),
+    archive=f"{_SITE}/cifar-100-python.tar.gz",
+    md5="eb9058c3a382ffc7106e4002c42a8d85",
+)
+
+PUBLISHED = {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
+
+
+class DataFiles(NamedTuple):
+    """A folder that contains some or all files of a layout."""
+
+    layout: Layout
+    folder: Path
+
+    @property
+    def share_present(self) -> float:
+        parts = self.layout.parts
+        return sum((self.folder / part.name).is_file() for part in parts) / len(parts)
+
+
+def search_folders(given: Path | None) -> list[Path]:
+    """The folders to search for data sets; `download` installs into the first."""
+    if given is not None:
+        return [given]
+    variable = os.environ.get("DEMUR_DATA")
+    return ([Path(variable)] if variable else []) + _cache_folders()
+
+
+def locate(published: Published, given: Path | None) -> DataFiles:
+    """Find the most complete set of files, in the first folder that has it.
+
+    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then
+    the cache. The files may be in the folder itself or in the sub-folder of the published
+    archive.
+
+    Raises:
+        BadInput: No folder has any of the files.
+    """
+    if found := find(published, search_folders(given)):
+        return found
+    raise not_found_error(f"{published.title} is not", published.name, given)
+
+
+def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
+    """The error that names the searched folders and the command that downloads the data."""
+    searched = (
+        " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
+    )
+    option = f" --data {shlex.quote(str(given))}" if given else ""
+    return BadInput(
+        f"{what} in {searched}; run 'demur data get {name}{option}' "
+        "or name its folder with --data DIR"
+    )
+
+
+def find(published: Published, folders: list[Path]) -> DataFiles | None:
+    """Find the most complete set of files in these folders; None if there is none."""
+    candidates = [
+        DataFiles(layout, candidate)
+        for folder in folders
+        for layout in published.layouts
+        for candidate in (folder / layout.folder, folder)
+    ]
+    best = max(candidates, key=lambda one: one.share_present, default=None)
+    return best if best and best.share_present > 0 else None
+
+
+def cache_folder() -> Path:
+    """The folder for what demur can make again; raise BadInput if there is no home folder."""
+    folders = _cache_folders()
+    if not folders:
+        raise BadInput("there is no home folder for a cache; set XDG_CACHE_HOME to a folder")
+    return folders[0]
+
+
+def _cache_folders() -> list[Path]:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # the XDG standard ignores relative paths
+        return [base / "demur"]
+    try:
+        return [Path.home() / ".cache" / "demur"]
+    except RuntimeError:
+        return []
 
 
 class CifarBatch(NamedTuple):
@@ -210,8 +376,7 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
     existing = find_complete(published, data_folder)
     if existing:
         return existing
-    archive, prefix = published.archive, f".get-{published.name}-"
-    destination = data_folder / archive.layout.folder
+    prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():
         raise BadInput(f"{destination} is in the way; move it or name another folder with --data")
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -221,11 +386,11 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         staged = Path(work, destination.name)
         staged.mkdir()
         try:
-            _fetch_archive(archive, staged, on_progress)
+            _fetch_archive(published, staged, on_progress)
         except BadInput as reason:
             raise BadInput(
                 f"{published.title} could not be fetched and nothing was installed "
-                f"({archive.url}: {reason}); fix that and run the command again, "
+                f"({published.archive}: {reason}); fix that and run the command again, "
                 f"or unpack that archive in {data_folder} yourself"
             ) from None
         if not destination.exists():
@@ -233,27 +398,27 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         else:
             for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
                 file.replace(destination / file.name)
-    return Fetched(destination, archive.url)
+    return Fetched(destination, published.archive)
 
 
-def _fetch_archive(archive: Archive, staged: Path, on_progress: ProgressCallback) -> None:
+def _fetch_archive(published: Published, staged: Path, on_progress: ProgressCallback) -> None:
     """Download the archive, check its md5 and those of its files, which are written to `staged`.
 
     Raises:
         BadInput: The download fails or differs from what is published; the message is the reason.
     """
     tar_path = staged.with_name("archive.tar.gz")
-    md5 = _receive(archive.url, tar_path, on_progress)
-    if md5 != archive.md5:
-        raise BadInput(f"its md5 is {md5}, not {archive.md5}")
-    wanted = {f"{archive.layout.folder}/{part.name}" for part in archive.layout.parts}
+    md5, layout = _receive(published.archive, tar_path, on_progress), published.layouts[0]
+    if md5 != published.md5:
+        raise BadInput(f"its md5 is {md5}, not {published.md5}")
+    wanted = {f"{layout.folder}/{part.name}" for part in layout.parts}
     with tarfile.open(tar_path, "r:gz") as tar:
         for member in tar:  # all others are ignored
             found = member.name in wanted and member.isreg()
             if content := tar.extractfile(member) if found else None:
                 with content, (staged.parent / member.name).open("wb") as file:
                     shutil.copyfileobj(content, file)
-    for name, fault in check_files(DataFiles(archive.layout, staged)).items():
+    for name, fault in check_files(DataFiles(layout, staged)).items():
         raise BadInput(f"its {name} {fault}")
 
 

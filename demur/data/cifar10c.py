@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.data.cifar import CIFAR10
-from demur.data.cifar_files import search_folders
+from demur.data.cifar import CIFAR10, search_folders
 from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.data.dataset import Images
 from demur.errors import BadInput, bad_input
@@ -113,7 +112,7 @@ def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
 def _test_indices() -> Tensor:
     """Positions of the test images in the data set."""
     published = CIFAR10.published
-    return torch.arange(published.images)[-published.archive.layout.test.images :]
+    return torch.arange(published.images)[-published.layouts[0].parts[-1].images :]
 
 
 def _find(folder: Path | None, name: str) -> Path | None:

@@ -134,7 +134,7 @@ class Dataset(Spec, ABC):
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
-        """Load the splits from `folder`, or from where `demur.data.cifar_files` finds the files."""
+        """Load the splits from `folder`, or from where `demur.data.cifar` finds the files."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from demur.data.cifar_files import cache_folder
+from demur.data.cifar import cache_folder
 from demur.data.dataset import SPLITS
 from demur.data.image_splits import (
     IN_TWO_SPLITS,
