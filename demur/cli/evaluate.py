@@ -45,7 +45,6 @@ THRESHOLDS_FROM_CAL = (
     "paper, or score the test images"
 )
 SignKey = Annotated[str | None, option("Sign with this private key (PEM).", shown="unsigned")]
-AllSettings = Annotated[bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")]
 OracleProbes = Annotated[bool, option("Also fit probes that know the labels.", "--oracle-probes")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
@@ -189,7 +188,6 @@ def score(
     run: RunName,
     protocol: Annotated[str, option("paper, deploy or both.")] = "both",
     split: Annotated[str, option("test; or val, to select a rejector.")] = "test",
-    sweep: AllSettings = False,
     show_all: Annotated[
         bool, option("Every rejector, not only Con and the head's own.", "--all")
     ] = False,
@@ -207,7 +205,6 @@ def score(
     """
     from demur.evaluate.certificates import retests
     from demur.recipes import rejectors_named
-    from demur.rejectors import paper_grid
     from demur.report import terminal
     from demur.report.certificates import show_retests
     from demur.sanity import run_checks
@@ -219,7 +216,7 @@ def score(
         )
     recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
-    rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
+    rejectors = recipe.rejectors() | named
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
@@ -232,7 +229,7 @@ def score(
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, [*main_rejectors(loaded), *named]
-    if not (show_all or sweep or oracle_probes):
+    if not (show_all or oracle_probes):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     with terminal.tables_as(form):
@@ -415,9 +412,6 @@ def archive(
     only: Annotated[
         str, option("Store only these scores, such as R-Con, beside Con and T-Con.")
     ] = "",
-    fitted: Annotated[
-        str, option("Of rejectors fitted to features, store only these, such as KD,LID.")
-    ] = "",
     features: Annotated[
         int | None,
         option("Keep the features of the first N images, and no others.", shown="none"),
@@ -438,15 +432,10 @@ def archive(
 
     if only and features is not None:
         raise BadInput("--only keeps scores and --features what they come from; leave out one")
-    if fitted and (only or features is not None):
-        raise BadInput("--fitted is for archives with the net's outputs; leave out the other")
     loaded = load_run(run, device, data)
     with CountBar(f"archive {loaded.run.name}", "records") as bar:
         if features is None:
-            copy = archive_run(
-                loaded, Path(out), split_names(only), bar.on_progress, fitted=split_names(fitted),
-                sign=sign,
-            )  # fmt: skip
+            copy = archive_run(loaded, Path(out), split_names(only), bar.on_progress, sign=sign)
         else:
             copy = pack(loaded, Path(out), features, bar.on_progress, sign)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())

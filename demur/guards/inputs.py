@@ -30,18 +30,9 @@ class Batch(NamedTuple):
 
 
 def read_images(images: Any, shape: Shape, resize: bool, max_pixels: int = MAX_PIXELS) -> Batch:
-    """Return images as a batch.
+    """Return images, in any form that `Guard` takes or as the bytes of a file, as a batch.
 
-    Args:
-        images: A Pillow image, the path or the bytes of a file, an array (H, W, C or N, H, W, C),
-            a tensor (C, H, W or N, C, H, W), or several of these. Arrays and tensors hold uint8
-            values or floats in [0, 1].
-        shape: C, H, W of the net.
-        resize: Whether images of another size are resized; otherwise they raise BadInput.
-        max_pixels: The largest number of pixels of a file that is decoded.
-
-    Raises:
-        BadInput: An image is damaged, out of range, or of another size without `resize`.
+    BadInput is raised if one is damaged, out of range, or of another size without `resize`.
     """
     if isinstance(images, Tensor | np.ndarray):
         return _read_stack(images, shape, resize)

@@ -81,20 +81,10 @@ def recalibrated(
     """Return the guard of the next version, with thresholds chosen on other images.
 
     The net and fitted scores stay as they are. The figures of test images are left out, since
-    they are of the old thresholds.
+    they are of the old thresholds. Images, labels and guarantees are those of `demur.guard`.
 
-    Args:
-        guard: The guard.
-        images: Clean images that were not used in training, in any form that a guard reads.
-        labels: Their labels, N.
-        tpr: Accept at least this share of the correct predictions; the default, with 0.95.
-        coverage: Accept at least this share of all images.
-        risk: Accept at most this share of errors among the accepted.
-        confidence: Confidence of the guarantee.
-
-    Returns:
-        The new guard. Uncertified is raised if a risk cannot be certified, and BadInput for a
-        guard whose guarantee holds under an attack, which clean images do not give again.
+    Uncertified is raised if a risk cannot be certified, and BadInput for a guard whose guarantee
+    holds under an attack, which clean images do not give again.
     """
     if under := (guard.certificate or {}).get("under"):
         raise BadInput(

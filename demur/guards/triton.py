@@ -34,15 +34,7 @@ parameters {{ key: "guard" value {{ string_value: "{identity}" }} }}
 
 
 def export_triton(guard: BaseGuard, folder: Path) -> Path:
-    """Write a guard as a model repository and check its ONNX file in onnxruntime.
-
-    Args:
-        guard: The guard.
-        folder: A new folder, the repository.
-
-    Returns:
-        The folder of the model in it. BadInput is raised as by `Guard.export_onnx`.
-    """
+    """Write a guard as a repository in a new folder, check its ONNX file, return its folder."""
     if folder.exists():
         raise BadInput(f"{folder} exists; name a new folder for the model repository")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", guard.name)
