@@ -112,14 +112,13 @@ def test_get_installs_the_published_files_once(
 ) -> None:
     published, progress = server.serve(ten, pack(published_tree(ten))), []
     got = cifar.download(published, data_folder, lambda done, total: progress.append((done, total)))
-    assert got == cifar.Fetched(data_folder / "cifar-10-batches-bin", server.url)
+    assert got == data_folder / "cifar-10-batches-bin"
     assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
-    names = {path.name for path in got.folder.iterdir()}
+    names = {path.name for path in got.iterdir()}
     assert names == {part.name for part in ten.layouts[0].parts}, "and nothing else"
-    assert not check_files(DataFiles(ten.layouts[0], got.folder))
+    assert not check_files(DataFiles(ten.layouts[0], got))
     assert progress[-1] == (len(server.content), len(server.content))
-    again = cifar.download(published, data_folder, ignore)
-    assert again == cifar.Fetched(got.folder, None)
+    assert cifar.find_complete(published, data_folder) == got
     assert server.requests == 1
 
 
@@ -130,19 +129,20 @@ def test_a_file_url_works(
     (tmp_path / "cifar.tar.gz").write_bytes(server.content)
     url = (tmp_path / "cifar.tar.gz").as_uri()
     published = replace(published, archive=url)
-    assert cifar.download(published, data_folder, ignore).url == url
+    assert cifar.find_complete(published, cifar.download(published, data_folder, ignore))
 
 
 def test_get_repairs_a_damaged_data_set_and_leaves_other_files(
     ten: Published, data_folder: Path, server: Server
 ) -> None:
     published = server.serve(ten, pack(published_tree(ten)))
-    folder = cifar.download(published, data_folder, ignore).folder
+    folder = cifar.download(published, data_folder, ignore)
     (folder / "data_batch_2.bin").write_bytes(b"damaged")
     (folder / "test_batch.bin").unlink()
     (folder / "notes.txt").write_text("mine")
-    assert cifar.download(published, data_folder, ignore).url == server.url
-    assert cifar.find_complete(published, data_folder)
+    assert cifar.find_complete(published, data_folder) is None
+    assert cifar.download(published, data_folder, ignore) == folder
+    assert cifar.find_complete(published, data_folder) == folder
     assert (folder / "notes.txt").read_text() == "mine"
 
 

@@ -39,15 +39,15 @@ def get(
     if not folders:
         raise BadInput("there is no home folder for data; name a folder with --data DIR")
     folder = folders[0]
-    got = cifar.find_complete(published, folder)
-    if got is None:
+    found, origin = cifar.find_complete(published, folder), "already there and complete"
+    if found is None:
         check_output_folder(str(folder))
         with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
-            got = cifar.download(
+            found = cifar.download(
                 published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
             )
-    origin = f"fetched from {got.url}" if got.url else "already there and complete"
-    on_message(f"{published.title} is in {got.folder}: {origin}")
+        origin = f"fetched from {published.archive}"
+    on_message(f"{published.title} is in {found}: {origin}")
 
 
 @data_app.command()

@@ -1,9 +1,5 @@
 """CIFAR-10 and CIFAR-100: 50,000 training and 10,000 test images of 32x32 pixels.
 
-    CIFAR10().load(Path("data"))                # fit 45,000, val 1,000, cal 4,000, test 10,000
-    CIFAR10(split="paper").load(Path("data"))   # fit 50,000, test 10,000: nothing held out
-    download(CIFAR10_FILES, Path("data"), on_progress)      # complete and checked, or nothing
-
 The index of an image is its position in the published order, test images after training images.
 """
 
@@ -350,21 +346,14 @@ class CIFAR100(Cifar):
     domain = Domain(classes=100, shape=(3, 32, 32), mean=MEAN, std=STD)
 
 
-class Fetched(NamedTuple):
-    """Where a data set is and where it came from."""
-
-    folder: Path
-    url: str | None  # None if it was there already
-
-
-def find_complete(published: Published, data_folder: Path) -> Fetched | None:
-    """Return the data set in this folder if it is complete and undamaged, else None."""
+def find_complete(published: Published, data_folder: Path) -> Path | None:
+    """Return where the data set is in this folder if it is complete and undamaged, else None."""
     found = find(published, [data_folder])
-    return None if found is None or check_files(found) else Fetched(found.folder, None)
+    return None if found is None or check_files(found) else found.folder
 
 
-def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Fetched:
-    """Download the data set into this folder unless it is there already.
+def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Path:
+    """Download the data set into this folder and return the folder of its files.
 
     Files are prepared in a hidden folder beside the destination, which is renamed at the end and
     removed on failure; the next call removes what a killed one left. The caller makes sure that
@@ -373,9 +362,6 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
     Raises:
         BadInput: The site does not deliver the published files, or a file has the folder's name.
     """
-    existing = find_complete(published, data_folder)
-    if existing:
-        return existing
     prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():
         raise BadInput(f"{destination} is in the way; move it or name another folder with --data")
@@ -398,7 +384,7 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         else:
             for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
                 file.replace(destination / file.name)
-    return Fetched(destination, published.archive)
+    return destination
 
 
 def _fetch_archive(published: Published, staged: Path, on_progress: ProgressCallback) -> None:

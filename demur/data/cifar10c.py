@@ -1,9 +1,5 @@
 """CIFAR-10-C: the released files where they are present, else generated from the test images.
 
-    fog = corrupted_images(Path("data"), "fog", severity=3)
-    fog.images.pixels, fog.source      # 10,000 images; "released" or "generated"
-    find_source(None, "fog").corrupt(pixels, index, severity=3)     # any images
-
 Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn, and labels.npy. The
 five photographs frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
 """

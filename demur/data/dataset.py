@@ -1,8 +1,5 @@
 """A data set: splits of labelled uint8 images, domain and usual threat model.
 
-    splits = Digits().load()            # fit / val / cal / test
-    x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
-
 fit trains, val selects the checkpoint, cal sets thresholds, test is only evaluated. A study
 compares settings on cal images, so thresholds for the settings it selects need other images.
 """

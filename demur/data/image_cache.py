@@ -1,8 +1,5 @@
 """The cache of a user's own images: decoded, resized, divided, with digests of what is stored.
 
-    cached = read_images("photos", size=64, channels=None)
-    cached.pixels, cached.y         # of all splits, one after the other; cached.counts divides them
-
 Source files are known by size, times of change and inode, and so are the files of the cache once
 they are hashed: a file in the same state is not hashed again unless `verify` asks for it.
 """

@@ -1,8 +1,4 @@
-"""Samples of somebody's data set: a torch `Dataset`, of torchvision, or a table of Hugging Face.
-
-for pixels, label in samples(dataset, "my_data:make", decoded):
-    ...     # uint8, H, W, C; a number or a word
-"""
+"""Samples of somebody's data set: a torch `Dataset`, of torchvision, or a table of Hugging Face."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

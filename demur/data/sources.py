@@ -1,9 +1,5 @@
 """Readers of a user's own images: a folder per class, a CSV of paths, an npz, the Hub's layout.
 
-    source = open_source("photos")
-    source.entries[0]           # Entry("cat/1.png", "cat", None, "...")
-    source.decode(0, source.content(0))     # uint8 pixels, H, W, 3; BadInput if damaged
-
 Nothing in these files is trusted: sizes are checked before memory is taken, and no code runs.
 """
 

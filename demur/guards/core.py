@@ -1,9 +1,4 @@
-"""Guards: classifiers with a calibrated rule that accepts or rejects each prediction.
-
-guard = demur.guard(model, x_cal, y_cal, tpr=0.95)
-guard = demur.Guard.from_run("digits-pgdat-rr")
-guard.save("bundle"), demur.Guard.load("bundle"), guard.export_onnx("model.onnx")
-"""
+"""`Guard` and `guard`: how guards are made and stored."""
 
 import math
 from collections.abc import Sequence

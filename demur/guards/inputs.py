@@ -1,8 +1,5 @@
 """Images of many forms to one batch of floats in [0, 1].
 
-    batch = read_images([Path("a.png"), pil_image, array], shape=(3, 32, 32), resize=True)
-    batch.x, batch.notes        # N, C, H, W; what was done to each image, or ""
-
 Arrays have the channels last and tensors first; the other order is recognised by the net's shape.
 """
 

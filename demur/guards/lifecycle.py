@@ -1,9 +1,5 @@
 """A guard over time: what it is, how two differ, and new thresholds from new images.
 
-    describe(guard)["guarantee"]
-    differences(old, new)                          # {"accepts": ("Con >= 0.71", "Con >= 0.74")}
-    new = recalibrated(guard, images, labels, risk=0.05)
-
 Going back to an older guard is serving its folder again.
 """
 

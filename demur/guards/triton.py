@@ -1,9 +1,7 @@
 """A guard as a model repository of NVIDIA Triton, which KServe reads too.
 
-    export_triton(guard, Path("models"))
-    # models/NAME/config.pbtxt, models/NAME/labels.txt, models/NAME/VERSION/model.onnx
-
-The ONNX file holds the decision rule. Triton batches requests by itself.
+It holds NAME/config.pbtxt, NAME/labels.txt and NAME/VERSION/model.onnx with the decision rule.
+Triton batches requests by itself.
 """
 
 import re
