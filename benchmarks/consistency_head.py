@@ -171,7 +171,9 @@ class Study:
         clean, wrong_clean = exact_scores(rejector, net, self.x, self.y)
         worst = clean.masked_fill(~wrong_clean, -torch.inf)
         fast, found = LowPrecision(net), {}
-        examples = {} if self.con_examples is None else {"examples for confidence": self.con_examples}
+        examples = {}
+        if self.con_examples is not None:
+            examples["examples for confidence"] = self.con_examples
         for title, attack in attacks.items():
             examples[title] = attack(fast, self.x, self.y)
             if name == "confidence":

@@ -1,7 +1,6 @@
 """Small CIFAR files with random content in every published format, from a fixed seed."""
 
 import hashlib
-import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.data.cifar_files import Layout, Part, Published
+from demur.data.cifar import Layout, Part, Published
 
 BATCH = 20
 
@@ -20,7 +19,6 @@ class Content(NamedTuple):
     """The images of one file."""
 
     pixels: NDArray[np.uint8]  # N, 3072
-    coarse: NDArray[np.uint8]
     y: NDArray[np.uint8]
 
 
@@ -35,28 +33,15 @@ def contents(published: Published) -> list[Content]:
         records = np.frombuffer(noise, np.uint8).reshape(BATCH, 3073)
         y = records[:, 0] % published.classes
         y[:2] = 0, published.classes - 1
-        files.append(Content(records[:, 1:], y // 5, y))
+        files.append(Content(records[:, 1:], y))
     return files
 
 
 def as_binary(content: Content, layout: Layout) -> bytes:
-    labels = np.stack([content.coarse, content.y], 1)[:, -layout.label_bytes :]
-    return np.concatenate([labels, content.pixels], 1).tobytes()
+    return np.concatenate([content.y[:, None], content.pixels], 1).tobytes()
 
 
-def as_python3(content: Content, layout: Layout) -> bytes:
-    """The published file, loaded and pickled again by Python 3."""
-    batch = {layout.label_key: content.y.tolist(), "data": content.pixels, "batch_label": b"1 of 5"}
-    return pickle.dumps(batch, protocol=2)
-
-
-def as_python3_with_bytes(content: Content, layout: Layout) -> bytes:
-    """The same, loaded with encoding="bytes" and pickled with a newer protocol."""
-    batch = {layout.label_key.encode(): content.y.tolist(), b"data": content.pixels}
-    return pickle.dumps(batch, protocol=4)
-
-
-def as_python2(content: Content, layout: Layout) -> bytes:
+def as_python(content: Content, layout: Layout) -> bytes:
     """The published format: the opcodes that Python 2 and its numpy wrote."""
     count, raw = len(content.y), content.pixels.tobytes()
     return b"".join([
@@ -80,9 +65,7 @@ def _tuple(*numbers: int) -> bytes:
 
 WRITERS: dict[str, Writer] = {
     "binary": as_binary,
-    "python": as_python2,
-    "python3": as_python3,
-    "python3 bytes": as_python3_with_bytes,
+    "python": as_python,
 }
 
 
@@ -93,24 +76,23 @@ def small(published: Published) -> Published:
     def shrink(layout: Layout) -> Layout:
         files = [WRITERS[layout.form](content, layout) for content in small_contents]
         parts = [
-            Part(part.name, BATCH, hashlib.md5(file).hexdigest() if part.md5 else None)
+            Part(part.name, BATCH, hashlib.md5(file).hexdigest())
             for part, file in zip(layout.parts, files, strict=True)
         ]
-        return replace(layout, train=tuple(parts[:-1]), test=parts[-1])
+        return replace(layout, parts=tuple(parts))
 
     layouts = tuple(shrink(layout) for layout in published.layouts)
-    count = BATCH * len(layouts[0].train)
+    count = BATCH * (len(layouts[0].parts) - 1)
     return replace(
         published,
         layouts=layouts,
         held_out=(count - 10, 4, 6),
-        archive=published.archive._replace(layout=layouts[0]),
     )
 
 
 def layout_of(published: Published, form: str) -> Layout:
-    """The layout that a writer's format belongs to."""
-    (layout,) = (layout for layout in published.layouts if form.startswith(layout.form))
+    """The layout of a format."""
+    (layout,) = (layout for layout in published.layouts if layout.form == form)
     return layout
 
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from demur.data import OwnImages, image_cache, image_splits, sources
-from demur.data.cifar_files import cache_folder
+from demur.data.cifar import cache_folder
 from demur.data.image_cache import DIGESTS, FILES
 from demur.data.image_splits import similar_pairs
 from demur.errors import BadInput

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from demur.data import CIFAR10, Images
-from demur.data.cifar10c import FROST_FILES, corrupted_images, corrupted_sets
+from demur.data.cifar10c import FROST_FILES, find_source
 from demur.data.corruptions import Bytes, corrupt
 from demur.errors import BadInput
 from tests.cifar_files import BATCH, use_small_set
@@ -28,7 +28,6 @@ def release(folder: Path, name: str) -> Bytes:
     released.mkdir(exist_ok=True)
     images = np.random.default_rng(0).integers(0, 256, (TOTAL, 32, 32, 3), np.uint8)
     np.save(released / f"{name}.npy", images)
-    np.save(released / "labels.npy", np.tile(np.arange(BATCH, dtype=np.uint8) % 10, 5))
     return images
 
 
@@ -36,51 +35,27 @@ def as_rows(images: Images) -> Bytes:
     return np.asarray(images.pixels.permute(0, 2, 3, 1))
 
 
+def corrupted(folder: Path, name: str, severity: int, seed: int = 0) -> Bytes:
+    """The test images under one corruption."""
+    test, source = CIFAR10().load(folder)["test"], find_source(folder, name)
+    return source.corrupt(as_rows(test), test.index.numpy(), severity, seed)
+
+
 def test_generated_from_the_test_images(folder: Path) -> None:
     test = CIFAR10().load(folder)["test"]
-    fog = corrupted_images(folder, "fog", 3)
-    assert (fog.name, fog.severity, fog.source) == ("fog", 3, "generated")
-    assert fog.images.y.equal(test.y)
-    assert fog.images.index.equal(test.index)
-    assert fog.images.levels == 255
-    wanted = corrupt(as_rows(test), "fog", 3, test.index.numpy())
-    assert np.array_equal(as_rows(fog.images), wanted)
-    assert not corrupted_images(folder, "fog", 3, seed=1).images.pixels.equal(fog.images.pixels)
+    assert find_source(folder, "fog").kind == "generated"
+    fog = corrupted(folder, "fog", 3)
+    assert np.array_equal(fog, corrupt(as_rows(test), "fog", 3, test.index.numpy()))
+    assert not np.array_equal(corrupted(folder, "fog", 3, seed=1), fog)
 
 
 @pytest.mark.parametrize("severity", [1, 4])
 def test_released_files_are_preferred(folder: Path, severity: int) -> None:
     images = release(folder, "fog")
-    fog = corrupted_images(folder, "fog", severity)
-    assert fog.source == "released"
-    assert np.array_equal(as_rows(fog.images), images[(severity - 1) * BATCH : severity * BATCH])
-    assert fog.images.y.tolist() == [*range(10)] * 2
-    assert fog.images.index.equal(CIFAR10().load(folder)["test"].index)
-
-
-def test_released_files_need_no_cifar10(folder: Path) -> None:
-    release(folder, "fog")
-    elsewhere = folder / "elsewhere"
-    (folder / "CIFAR-10-C").rename(elsewhere)
-    assert corrupted_images(elsewhere, "fog", 1).source == "released"
-
-
-def test_neither_released_nor_cifar10(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="CIFAR-10 is not in"):
-        corrupted_images(tmp_path, "fog", 1)
-
-
-def test_several_sets_and_their_sources(folder: Path) -> None:
-    release(folder, "snow")
-    made = list(corrupted_sets(folder, ["frost", "contrast", "snow"], [2, 5]))
-    assert [(one.name, one.severity, one.source) for one in made] == [
-        ("snow", 2, "released"),
-        ("snow", 5, "released"),
-        ("frost", 2, "generated, procedural texture"),
-        ("frost", 5, "generated, procedural texture"),
-        ("contrast", 2, "generated"),
-        ("contrast", 5, "generated"),
-    ]
+    assert find_source(folder, "fog").kind == "released"
+    assert find_source(folder / "CIFAR-10-C", "fog").kind == "released"
+    fog = corrupted(folder, "fog", severity)
+    assert np.array_equal(fog, images[(severity - 1) * BATCH : severity * BATCH])
 
 
 def write_textures(folder: Path) -> None:
@@ -92,17 +67,16 @@ def write_textures(folder: Path) -> None:
 
 def test_frost_takes_the_photographs_that_are_present(folder: Path) -> None:
     write_textures(folder)
-    frost = corrupted_images(folder, "frost", 1)
-    assert frost.source == "generated"
-    test = CIFAR10().load(folder)["test"]
-    added = (as_rows(frost.images).astype(float) - as_rows(test))[as_rows(frost.images) < 255]
+    assert find_source(folder, "frost").kind == "generated"
+    frost, test = corrupted(folder, "frost", 1), CIFAR10().load(folder)["test"]
+    added = (frost.astype(float) - as_rows(test))[frost < 255]
     assert 0 <= added.min() < added.max() < 0.2 * 250
 
 
 def test_frost_without_one_photograph_is_procedural(folder: Path) -> None:
     write_textures(folder)
     (folder / FROST_FILES[2]).unlink()
-    assert corrupted_images(folder, "frost", 1).source == "generated, procedural texture"
+    assert find_source(folder, "frost").kind == "generated, procedural texture"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "small"])
@@ -114,7 +88,7 @@ def test_a_damaged_photograph(folder: Path, damage: str) -> None:
     else:
         Image.new("RGB", (160, 400)).save(path)
     with pytest.raises(BadInput, match=rf"{path.name} (is not a complete|must be at least 165)"):
-        corrupted_images(folder, "frost", 1)
+        find_source(folder, "frost")
 
 
 def damage_file(path: Path, how: str) -> None:
@@ -143,7 +117,6 @@ def damage_file(path: Path, how: str) -> None:
             np.savez(file, array)
 
 
-@pytest.mark.parametrize("name", ["fog.npy", "labels.npy"])
 @pytest.mark.parametrize(
     "how",
     [
@@ -159,30 +132,18 @@ def damage_file(path: Path, how: str) -> None:
         "npz",
     ],
 )
-def test_a_damaged_released_file(folder: Path, name: str, how: str) -> None:
+def test_a_damaged_released_file(folder: Path, how: str) -> None:
     release(folder, "fog")
-    damage_file(folder / "CIFAR-10-C" / name, how)
-    with pytest.raises(BadInput, match=rf"{name} (is not|must contain).*; delete it and unpack"):
-        corrupted_images(folder, "fog", 1)
-
-
-def test_labels_are_missing_or_no_class(folder: Path) -> None:
-    release(folder, "fog")
-    labels = folder / "CIFAR-10-C" / "labels.npy"
-    np.save(labels, np.full(TOTAL, 10, np.uint8))
-    with pytest.raises(BadInput, match=r"labels\.npy contains the label 10; delete it"):
-        corrupted_images(folder, "fog", 1)
-    labels.unlink()
-    with pytest.raises(BadInput, match=r"labels\.npy is missing; unpack CIFAR-10-C\.tar again"):
-        corrupted_images(folder, "fog", 1)
+    damage_file(folder / "CIFAR-10-C" / "fog.npy", how)
+    with pytest.raises(BadInput, match=r"fog\.npy (is not|must contain).*; delete it and unpack"):
+        corrupted(folder, "fog", 1)
 
 
 @pytest.mark.parametrize(
     ("name", "severity", "message"),
     [("frog", 1, "no corruption is called 'frog'"), ("fog", 0, "severity must be")],
 )
-def test_bad_requests_fail_before_the_first_set(
-    tmp_path: Path, name: str, severity: int, message: str
-) -> None:
+def test_bad_requests(folder: Path, name: str, severity: int, message: str) -> None:
+    release(folder, "fog")
     with pytest.raises(BadInput, match=message):
-        corrupted_sets(tmp_path, [name], [severity])
+        corrupted(folder, name, severity)

@@ -3,7 +3,6 @@
 import io
 import math
 import os
-import pickle
 import struct
 import sys
 import zipfile
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 from demur.calibrate import Risk
-from demur.data.plain_pickle import read_plain_pickle
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.evaluate.certificates import issue
@@ -50,10 +48,9 @@ NAME = f"{LABEL}-test-{DIGEST}.npz"
     [
         lambda path: read_json(path, REMEDY),
         lambda path: read_tensors(path, "0", REMEDY, WEIGHTS),
-        read_plain_pickle,
         read_recipe,
     ],
-    ids=["json", "tensors", "pickle", "recipe"],
+    ids=["json", "tensors", "recipe"],
 )
 def test_only_regular_files_are_read(
     make: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
@@ -71,7 +68,6 @@ def test_a_huge_file_is_not_loaded(tmp_path: Path) -> None:
     for read in (
         lambda path: read_json(path, REMEDY),
         lambda path: read_tensors(path, "0", REMEDY, WEIGHTS),
-        read_plain_pickle,
         read_recipe,
     ):
         with pytest.raises(BadInput, match=r"huge has 1,099,511,627,776 bytes and may have"):
@@ -296,64 +292,6 @@ def test_a_state_whose_epochs_disagree_is_refused(tmp_path: Path) -> None:
         write_json(now, read_json(now, REMEDY) | {"epoch": 7})
         with pytest.raises(BadInput, match=r"now\.json is damaged: its epochs do not agree"):
             load_state(run, WEIGHTS, WEIGHTS)
-
-
-# ---------------------------------------------------------------------------------- pickles
-
-
-def nested(depth: int) -> bytes:
-    """Dictionaries that hold the next one twice, each stored once."""
-    value: dict[str, Any] = {}
-    for _ in range(depth):
-        value = {"a": value, "b": value}
-    return pickle.dumps(value, protocol=2)
-
-
-def copies() -> bytes:
-    """A text of 1 MB that is encoded 2,000 times."""
-    text = b"X" + struct.pack("<I", 1 << 20) + (1 << 20) * b"a" + b"q\x00"
-    encode = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
-    return b"\x80\x02]" + text + b"a" + b"(" + 2000 * encode + b"e."
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        nested(30),
-        b"\x80\x02}r" + struct.pack("<I", 10**8) + b".",
-        b"}p100000000\n.",
-        copies(),
-        b"\x80\x02" + 20_000 * b"]" + 19_999 * b"a" + b".",
-        b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"}.",
-        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".",
-        b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
-        b"\x80\x02c_codecs\nencode\n}b.",
-        b"\x80\x02}2.",
-    ],
-    ids=[
-        "nested",
-        "memo",
-        "text memo",
-        "copies",
-        "deep",
-        "frame",
-        "bytes",
-        "bytearray",
-        "build",
-        "duplicate",
-    ],
-)
-def test_pickles_that_would_take_much_memory_are_refused_or_small(
-    content: bytes, tmp_path: Path
-) -> None:
-    resource = pytest.importorskip("resource")
-    (tmp_path / "data_batch_1").write_bytes(content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        read_plain_pickle(tmp_path / "data_batch_1")
-    except BadInput as error:
-        assert str(tmp_path / "data_batch_1") in str(error)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kilobytes
 
 
 # ---------------------------------------------------------------------------------- the command

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
@@ -78,7 +77,7 @@ def test_a_guards_classifier_is_attacked_by_other_libraries(
 
 
 def test_every_check_of_scikit_learn_that_applies_passes() -> None:
-    """Without a guard all of them; one is skipped unless SCIPY_ARRAY_API is set."""
+    """One is skipped unless SCIPY_ARRAY_API is set."""
     found = estimator_checks.check_estimator(RejectingClassifier(), on_fail=None, on_skip=None)
     assert len(found) > 40
     status = {one["check_name"]: one["status"] for one in found}
@@ -95,46 +94,6 @@ def test_too_few_samples_to_hold_some_out_are_refused(labels: list[int]) -> None
         RejectingClassifier().fit(X, labels)
     enough = np.arange(10) % 2
     assert RejectingClassifier().fit(X[:1].repeat(10, 0), enough).threshold_ >= 0.5
-
-
-# With a guard, the other checks do not apply: they fit on data of their own, with a number of
-# features that is not the number of pixels of the guard's images.
-OF_A_GUARD = (
-    "check_estimator_cloneable",
-    "check_estimator_repr", "check_estimator_tags_renamed", "check_get_params_invariance",
-    "check_mixin_order", "check_no_attributes_set_in_init", "check_set_params",
-    "check_valid_tag_types",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("check", OF_A_GUARD)
-def test_checks_without_data_pass_for_a_guard(check: str, guard: Guard) -> None:
-    """scikit-learn's checks raise AssertionError themselves."""
-    getattr(estimator_checks, check)("RejectingClassifier", RejectingClassifier(guard))
-
-
-def test_a_guard_as_an_estimator(
-    guard: Guard, images: tuple[Tensor, Tensor], test_images: Images
-) -> None:
-    x, y = images
-    estimator = RejectingClassifier(guard)
-    result = guard(x)
-    for given in (x, x.flatten(1).numpy()):
-        assert np.array_equal(estimator.predict(given), np.array(guard.class_names)[result.labels])
-        assert np.allclose(estimator.predict_proba(given), result.probabilities)
-        assert np.array_equal(estimator.accepts(given), result.accepted)
-        assert np.array_equal(estimator.decision_function(given).argmax(1), result.labels)
-    x_cal, y_cal = test_images.batch(slice(100, 300))
-    stricter = clone(estimator).set_params(tpr=0.5).fit(x_cal.flatten(1).numpy(), y_cal.numpy())
-    assert 0.5 <= stricter.accepts(x_cal).mean() < 0.7 < estimator.accepts(x_cal).mean()
-    assert (
-        stricter.score(x.flatten(1).numpy(), y.numpy().astype(str))
-        == (result.labels == y.numpy()).mean()
-    )
-    with pytest.raises(BadInput, match="an image of the guard 64"):
-        estimator.predict(np.zeros((2, 63)))
-    with pytest.raises(BadInput, match="has no class 'cat'"):
-        estimator.fit(x, ["cat"] * len(x))
 
 
 def test_a_classifier_of_scikit_learn_gets_a_reject_option() -> None:

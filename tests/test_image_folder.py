@@ -20,7 +20,7 @@ from demur.data import OwnImages, image_cache
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
 from demur.files.image_files import resize_pixels
-from demur.guards.files import find_images
+from demur.guards.predictions import find_images
 from tests import forked
 from tests.own_images import CLASSES, noise_images, write_folder
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import copytree, rmtree
 
 import demur
+from demur.cli.listing import describe
 from demur.evaluate import LoadedRun
 from demur.recipes import RECIPES, recipe
 from demur.runs import Run
@@ -40,12 +41,13 @@ def test_runs_are_listed_with_their_state(command: Command, scored_source: Loade
     code, out, _ = command("list", "runs")
     assert code == 0
     begun, broken, done = out.splitlines()
-    assert begun.split(maxsplit=1) == ["begun", "not trained to the end, 0 records, digits-pgdat"]
+    assert begun.split(maxsplit=1) == [
+        "begun",
+        f"not trained to the end, 0 records, {describe(recipe('digits-pgdat'))}",
+    ]
     assert "runs/broken/recipe.txt cannot be read" in broken
-    changes = (
-        "net.width, method.framework.attack.ball.eps, method.framework.attack.steps and 2 more"
-    )
-    assert done.endswith(f"  finished, {count} records, digits-pgdat-rr with changed {changes}")
+    about = describe(scored_source.run.recipe)
+    assert done.endswith(f"  finished, {count} records, {about}")
     code, out, _ = command("list", "runs", "elsewhere")
     assert out.startswith(f"archive  an archive, {count} records, ")
     entries = json.loads(command("list", "runs", "--json")[1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, image_cache, own_images
-from demur.data.cifar_files import cache_folder
+from demur.data.cifar import cache_folder
 from demur.errors import BadInput
 from demur.files.atomic import content_digest, read_json, write_json
 from demur.images import Domain
@@ -153,7 +153,7 @@ def test_the_command_keeps_class_names_files_and_logs(
     for words in (["score", "own"], ["list", "own"], ["list", "runs"]):
         code, out, err = command(*words)
         assert code == 0, err
-    assert "images-pgdat-rr-small with changed data.path" in out
+    assert "own: finished" in out.replace("  ", ": ", 1)
     code, _, err = command("train", "images-pgdat-rr-small", f"data={photos}", "--log", "paper")
     assert code == 2
     assert "no log is called 'paper'" in err

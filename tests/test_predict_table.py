@@ -10,8 +10,7 @@ from PIL import Image
 
 from demur import Guard
 from demur.guards import predictions
-from demur.guards.files import Row, find_images, predict_files
-from demur.guards.predictions import write_predictions
+from demur.guards.predictions import Row, find_images, predict_files, write_predictions
 from tests.conftest import Command
 
 

@@ -1,18 +1,16 @@
 """demur data get and demur data check."""
 
-import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, app
+from demur.cli.app import DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.data.cifar import DataCheck
-    from demur.data.cifar_files import Published
+    from demur.data.cifar import Published
 
 data_app = typer.Typer(
     name="data",
@@ -34,23 +32,22 @@ def get(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.data import cifar
-    from demur.data.cifar_files import search_folders
     from demur.files.atomic import exclusive_lock
     from demur.files.output_paths import check_output_folder
 
-    published, folders = _published(name), search_folders(Path(data) if data else None)
+    published, folders = _published(name), cifar.search_folders(Path(data) if data else None)
     if not folders:
         raise BadInput("there is no home folder for data; name a folder with --data DIR")
     folder = folders[0]
-    got = cifar.find_complete(published, folder)
-    if got is None:
+    found, origin = cifar.find_complete(published, folder), "already there and complete"
+    if found is None:
         check_output_folder(str(folder))
         with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
-            got = cifar.download(
+            found = cifar.download(
                 published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
             )
-    origin = f"fetched from {got.url}" if got.url else "already there and complete"
-    on_message(f"{published.title} is in {got.folder}: {origin}")
+        origin = f"fetched from {published.archive}"
+    on_message(f"{published.title} is in {found}: {origin}")
 
 
 @data_app.command()
@@ -59,76 +56,45 @@ def check(
         str | None, typer.Argument(help="cifar10 or cifar100.", show_default="both")
     ] = None,
     data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Compare the files of a data set, or their images, with the published checksums.
+    """Compare the files of a data set with the published checksums.
 
     Example: demur data check cifar10 --data datasets
     """
-    checks = _check_data(name, Path(data) if data else None)
-    if as_json:
-        entries = [_entry(published, state) for published, state in checks]
-        typer.echo(json.dumps({"data": entries}, indent=2))
-    damages = []
-    for published, state in checks:
-        if state.damaged:
-            faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
+    from demur.cli.progress import CountBar
+    from demur.data import cifar
+
+    given, checked, damages = Path(data) if data else None, 0, list[str]()
+    folders = cifar.search_folders(given)
+    for published in [_published(name)] if name else cifar.PUBLISHED.values():
+        found = cifar.locate(published, given) if name else cifar.find(published, folders)
+        if found is None:
+            continue
+        with CountBar(f"check {published.name}", "files") as bar:
+            damaged = cifar.check_files(found, bar.on_progress)
+        checked += 1
+        if damaged:
+            faults = ", ".join(f"{name} {fault}" for name, fault in damaged.items())
             again = f"demur data get {published.name}"
             again += f" --data {shlex.quote(data)}" if data else ""
             damages.append(
-                f"{published.title} in {state.found.folder} is damaged: {faults}; "
+                f"{published.title} in {found.folder} is damaged: {faults}; "
                 f"run '{again}' to download it again"
             )
-        elif not as_json:
-            typer.echo(_summary(published, state))
+        else:
+            typer.echo(
+                f"{published.title}: {published.images} images, {found.layout.form}, in "
+                f"{found.folder}: every file has its published md5"
+            )
+    if not checked:
+        raise cifar.not_found_error("no published data set is", "cifar10", given)
     if damages:
         raise BadInput("; ".join(damages))
 
 
 def _published(name: str) -> "Published":
-    from demur.data.cifar_files import PUBLISHED
+    from demur.data.cifar import PUBLISHED
 
     if name not in PUBLISHED:
         raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
     return PUBLISHED[name]
-
-
-def _check_data(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
-    """Check the data set of that name, or all that are found; raise BadInput for none."""
-    from demur.cli.progress import CountBar
-    from demur.data.cifar import check_files
-    from demur.data.cifar_files import PUBLISHED, find, locate, not_found_error, search_folders
-
-    checks = []
-    for published in [_published(name)] if name else PUBLISHED.values():
-        found = locate(published, given) if name else find(published, search_folders(given))
-        if found:
-            with CountBar(f"check {published.name}", "files") as bar:
-                checks.append((published, check_files(published, found, bar.on_progress)))
-    if not checks:
-        raise not_found_error("no published data set is", "cifar10", given)
-    return checks
-
-
-def _entry(published: "Published", state: "DataCheck") -> dict[str, Any]:
-    return {
-        "name": published.name,
-        "format": state.found.layout.form,
-        "folder": str(state.found.folder),
-        "images": state.images,
-        "whole": not state.damaged,
-        "checksums": state.checksums and not state.rewritten,
-        "damaged": state.damaged,
-        "rewritten": list(state.rewritten),
-    }
-
-
-def _summary(published: "Published", state: "DataCheck") -> str:
-    compared = "every file has its published md5"
-    if not state.checksums:
-        compared = "sizes and labels are as published (no md5 of these files was published)"
-    if state.rewritten:
-        files = ", ".join(state.rewritten)
-        compared = f"all published images are there ({files}: rewritten, with another md5)"
-    form, folder = state.found.layout.form, state.found.folder
-    return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"

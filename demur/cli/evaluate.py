@@ -44,7 +44,6 @@ THRESHOLDS_FROM_CAL = (
     "paper, or score the test images"
 )
 SignKey = Annotated[str | None, option("Sign with this private key (PEM).", shown="unsigned")]
-AllSettings = Annotated[bool, option("KD, LID and GDA at all settings of the paper.", "--sweep")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -187,7 +186,6 @@ def score(
     run: RunName,
     protocol: Annotated[str, option("paper, deploy or both.")] = "both",
     split: Annotated[str, option("test; or val, to select a rejector.")] = "test",
-    sweep: AllSettings = False,
     show_all: Annotated[
         bool, option("Every rejector, not only Con and the head's own.", "--all")
     ] = False,
@@ -204,7 +202,6 @@ def score(
     """
     from demur.evaluate.certificates import retests
     from demur.recipes import rejectors_named
-    from demur.rejectors import paper_grid
     from demur.report import terminal
     from demur.report.certificates import show_retests
     from demur.sanity import run_checks
@@ -212,7 +209,7 @@ def score(
     protocols = parse_protocols(protocol)
     recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
-    rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
+    rejectors = recipe.rejectors() | named
     evaluation, scored = score_run(loaded, rejectors, split)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
@@ -225,7 +222,7 @@ def score(
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, [*main_rejectors(loaded), *named]
-    if not (show_all or sweep):
+    if not show_all:
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     with terminal.tables_as(form):

@@ -116,7 +116,6 @@ def export(
     accept_chance: AcceptChance = False,
     onnx: Annotated[bool, option("Write model.onnx too.", "--onnx")] = False,
     name: Annotated[str | None, option("Name of the guard.", shown="that of the run")] = None,
-    guard_version: Annotated[int, option("Number of the guard.", min=1)] = 1,
     form: Annotated[str, option("guard, or triton: a model repository.", "--format")] = "guard",
     sign: SignKey = None,
     device: Device = "auto",
@@ -148,7 +147,7 @@ def export(
         class_names=split_names(class_names) or None, resize=resize, device=device,
         data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
-    guard = replace(guard, name=name or guard.name, version=guard_version)
+    guard = replace(guard, name=name or guard.name)
     if form == "triton":
         folder = export_triton(guard, folder)
     else:
@@ -200,8 +199,7 @@ def predict(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.guards import Guard
-    from demur.guards.files import find_images
-    from demur.guards.predictions import write_predictions
+    from demur.guards.predictions import find_images, write_predictions
 
     guard = Guard.load(bundle, device=device)
     paths = find_images(images)

@@ -1,8 +1,5 @@
 """Ctrl-C ends a command with exit code 130 and one sentence, at any moment.
 
-    with ctrl_c(lambda: "stopped before anything was done") as interrupt:
-        ...
-
 SystemExit is raised, so that files and locks are released. Where it would be lost, the process is
 ended at once: a module that is being imported may catch every exception and go on.
 """

@@ -39,7 +39,6 @@ WORDS = {
     "WideResNet": "WideResNet-34-10",
 }
 RECIPES_HINT = "change any field: demur train cifar10-pgdat-snet head.weight=16 'data=CIFAR100()'"
-MAX_FIELDS = 3  # changed fields of a recipe that are named
 
 
 @app.command("list")
@@ -168,32 +167,11 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
         archived = "an archive" if run.trained else "not trained to the end"
         state = "finished" if run.has_weights else archived
         try:
-            recipe = _short_description(run.recipe)
+            recipe = describe(run.recipe)
         except BadInput as error:  # it cannot be read
             recipe = str(error)
         found[run.name] = {"state": state, "records": count, "recipe": recipe}
     return found
-
-
-def _short_description(recipe: "Recipe") -> str:
-    """Return the nearest named recipe and the fields in which this one differs."""
-    from demur.recipes import RECIPES
-    from demur.spec import differences
-
-    same_kinds = {name: known for name, known in RECIPES.items() if _kinds(known) == _kinds(recipe)}
-    changes = {name: differences(recipe, known) for name, known in (same_kinds or RECIPES).items()}
-    nearest = min(changes, key=lambda name: len(changes[name]))
-    fields = [phrase.partition(":")[0] for phrase in changes[nearest]]
-    if not fields:
-        return nearest
-    more = f" and {len(fields) - MAX_FIELDS} more" if len(fields) > MAX_FIELDS else ""
-    return f"{nearest} with changed {', '.join(fields[:MAX_FIELDS])}{more}"
-
-
-def _kinds(recipe: "Recipe") -> list[type]:
-    """Return the classes of data, net, framework and head, whatever their settings."""
-    method = recipe.method
-    return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]
 
 
 def _show(name: str, changes: list[str]) -> None:

@@ -1,8 +1,5 @@
 """Augmentation of training images: random transformations that preserve the labels.
 
-    x = CropFlip(pad=4)(x, seed, index, stream)         # N, C, H, W, floats in [0, 1]
-    x = IDBH(erase=1.0)(x, seed, index, stream)
-
 Each call is a fixed sequence of tensor operations without a host synchronisation, so that a CUDA
 graph can capture it. The numbers of an image depend on (seed, index, stream) alone.
 """

@@ -1,21 +1,16 @@
 """CIFAR-10 and CIFAR-100: 50,000 training and 10,000 test images of 32x32 pixels.
 
-    CIFAR10().load(Path("data"))                # fit 45,000, val 1,000, cal 4,000, test 10,000
-    CIFAR10(split="paper").load(Path("data"))   # fit 50,000, test 10,000: nothing held out
-    download(CIFAR10_FILES, Path("data"), on_progress)      # complete and checked, or nothing
-
 The index of an image is its position in the published order, test images after training images.
 """
 
-import gzip
 import hashlib
+import io
 import os
+import pickle
+import shlex
 import shutil
 import tarfile
-import warnings
-import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -28,34 +23,198 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.data.cifar_files import (
-    CIFAR10_FILES,
-    CIFAR100_FILES,
-    GET_AGAIN,
-    PIXELS,
-    Archive,
-    DataFiles,
-    Layout,
-    Part,
-    Published,
-    find,
-    locate,
-)
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
-from demur.data.plain_pickle import read_plain_pickle
 from demur.errors import BadInput
+from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.images import Domain
 from demur.noise import permutation
+from demur.progress import ignore
 
+GET_AGAIN = "get the data again with 'demur data get'"
 _CHUNK = 1 << 18
 _TIMEOUT = 20  # seconds without a byte
 ProgressCallback = Callable[[int, int], None]  # arguments: done, total
-_WARNED: dict[Any, Any] = {}  # registry of `warnings`: each warning is shown once
+MAX_BYTES = 256 * MEGABYTE  # of a file
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # both sets, as the reference code
 SHUFFLE_SEED = 0
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
+
+
+class Part(NamedTuple):
+    """One published file."""
+
+    name: str
+    images: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One file format of a data set: its folder and its files.
+
+    A record of a binary file is a label and 3,072 bytes: red, green and blue planes, row-major. A
+    Python file is a pickled dictionary.
+    """
+
+    form: Literal["binary", "python"]
+    folder: str
+    parts: tuple[Part, ...]  # the last one has the test images
+    label_key: str = "labels"  # in the dictionary of a Python file
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set as its authors published it, and the sizes of demur's held-out splits."""
+
+    name: str  # in the command: demur data get NAME
+    title: str
+    classes: int
+    held_out: tuple[int, int, int]  # sizes of fit, val, cal; they sum to all training images
+    layouts: tuple[Layout, ...]  # the first one is that of the archive
+    archive: str  # its address
+    md5: str  # of the archive
+
+    @property
+    def images(self) -> int:
+        return sum(part.images for part in self.layouts[0].parts)
+
+
+_SITE = "https://www.cs.toronto.edu/~kriz"
+
+_CIFAR10_BINARY = Layout(
+    form="binary",
+    folder="cifar-10-batches-bin",
+    parts=(
+        Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+        Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+        Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+        Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+        Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+        Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
+    ),
+)
+_CIFAR10_PYTHON = Layout(
+    form="python",
+    folder="cifar-10-batches-py",
+    parts=(
+        Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
+        Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
+        Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
+        Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
+        Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
+        Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
+    ),
+)
+CIFAR10_FILES = Published(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=10,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
+    archive=f"{_SITE}/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+)
+
+CIFAR100_FILES = Published(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=100,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(
+        Layout(
+            form="python",
+            folder="cifar-100-python",
+            parts=(
+                Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
+                Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            ),
+            label_key="fine_labels",
+        ),
+    ),
+    archive=f"{_SITE}/cifar-100-python.tar.gz",
+    md5="eb9058c3a382ffc7106e4002c42a8d85",
+)
+
+PUBLISHED = {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
+
+
+class DataFiles(NamedTuple):
+    """A folder that contains some or all files of a layout."""
+
+    layout: Layout
+    folder: Path
+
+    @property
+    def share_present(self) -> float:
+        parts = self.layout.parts
+        return sum((self.folder / part.name).is_file() for part in parts) / len(parts)
+
+
+def search_folders(given: Path | None) -> list[Path]:
+    """The folders to search for data sets; `download` installs into the first."""
+    if given is not None:
+        return [given]
+    variable = os.environ.get("DEMUR_DATA")
+    return ([Path(variable)] if variable else []) + _cache_folders()
+
+
+def locate(published: Published, given: Path | None) -> DataFiles:
+    """Find the most complete set of files, in the first folder that has it.
+
+    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then
+    the cache. The files may be in the folder itself or in the sub-folder of the published
+    archive.
+
+    Raises:
+        BadInput: No folder has any of the files.
+    """
+    if found := find(published, search_folders(given)):
+        return found
+    raise not_found_error(f"{published.title} is not", published.name, given)
+
+
+def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
+    """The error that names the searched folders and the command that downloads the data."""
+    searched = (
+        " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
+    )
+    option = f" --data {shlex.quote(str(given))}" if given else ""
+    return BadInput(
+        f"{what} in {searched}; run 'demur data get {name}{option}' "
+        "or name its folder with --data DIR"
+    )
+
+
+def find(published: Published, folders: list[Path]) -> DataFiles | None:
+    """Find the most complete set of files in these folders; None if there is none."""
+    candidates = [
+        DataFiles(layout, candidate)
+        for folder in folders
+        for layout in published.layouts
+        for candidate in (folder / layout.folder, folder)
+    ]
+    best = max(candidates, key=lambda one: one.share_present, default=None)
+    return best if best and best.share_present > 0 else None
+
+
+def cache_folder() -> Path:
+    """The folder for what demur can make again; raise BadInput if there is no home folder."""
+    folders = _cache_folders()
+    if not folders:
+        raise BadInput("there is no home folder for a cache; set XDG_CACHE_HOME to a folder")
+    return folders[0]
+
+
+def _cache_folders() -> list[Path]:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # the XDG standard ignores relative paths
+        return [base / "demur"]
+    try:
+        return [Path.home() / ".cache" / "demur"]
+    except RuntimeError:
+        return []
 
 
 class CifarBatch(NamedTuple):
@@ -65,144 +224,48 @@ class CifarBatch(NamedTuple):
     y: NDArray[np.int64]  # N
 
 
-def read_part(layout: Layout, folder: Path, part: Part, classes: int) -> CifarBatch:
-    """Read one file.
+class ArrayUnpickler(pickle.Unpickler):
+    """Resolves the names of an array of numbers and no others, so that no code runs."""
 
-    Raises:
-        BadInput: The file has another number of images, or a label that is no class.
-    """
-    path = folder / part.name
-    read = _read_binary if layout.form == "binary" else _read_python
-    batch = read(path, layout, part.images)
-    low, high = int(batch.y.min()), int(batch.y.max())
-    if low < 0 or high >= classes:
-        wrong = low if low < 0 else high
-        raise BadInput(
-            f"{path} contains the label {wrong}, but labels range from 0 to {classes - 1}; "
-            f"delete it and {GET_AGAIN}"
-        )
-    return batch
+    names: ClassVar[dict[str, Any]] = {
+        "numpy.core.multiarray._reconstruct": np.ndarray(0).__reduce__()[0],
+        "numpy.ndarray": np.ndarray,
+        "numpy.dtype": lambda code, *_: np.dtype(code),  # Python 2 wrote flags as numbers
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self.names[f"{module}.{name}"]
 
 
-def _read_binary(path: Path, layout: Layout, images: int) -> CifarBatch:
-    size, expected = path.stat().st_size, images * (layout.label_bytes + PIXELS)
-    if size != expected:
-        fault = "is truncated" if size < expected else "is too long"
-        raise BadInput(f"{path} {fault}: {size} bytes, not {expected}; delete it and {GET_AGAIN}")
-    records = np.fromfile(path, np.uint8).reshape(images, -1)
-    labels = records[:, layout.label_bytes - 1].astype(np.int64)
-    return CifarBatch(records[:, layout.label_bytes :], labels)
+def read_part(layout: Layout, folder: Path, part: Part) -> CifarBatch:
+    """Read one published file; raise BadInput if it is missing or has another md5."""
+    content = _published_bytes(folder / part.name, part)
+    if layout.form == "binary":
+        records = np.frombuffer(content, np.uint8).reshape(part.images, -1)
+        return CifarBatch(records[:, 1:], records[:, 0].astype(np.int64))
+    batch = ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+    return CifarBatch(batch["data"], np.array(batch[layout.label_key]))
 
 
-def _read_python(path: Path, layout: Layout, images: int) -> CifarBatch:
-    entries = read_plain_pickle(path, "data", layout.label_key)
-    pixels, y = entries.get("data"), _integer_array(entries.get(layout.label_key))
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or y is None:
-        raise BadInput(
-            f"{path} is not a batch of images: it needs bytes under 'data' "
-            f"and integers under {layout.label_key!r}; delete it and {GET_AGAIN}"
-        )
-    if pixels.shape != (images, PIXELS) or len(y) != images:
-        raise BadInput(
-            f"{path} should contain {images} images of {PIXELS} bytes and as many labels, "
-            f"but contains an array of {' x '.join(map(str, pixels.shape))} and {len(y)}; "
-            f"delete it and {GET_AGAIN}"
-        )
-    return CifarBatch(pixels, y)
+def _published_bytes(path: Path, part: Part) -> bytes:
+    """The bytes of a file, which are those that the authors published."""
+    content = read_regular_file(path, MAX_BYTES, GET_AGAIN)
+    if (md5 := hashlib.md5(content, usedforsecurity=False).hexdigest()) != part.md5:
+        raise BadInput(f"{path} has the md5 {md5}, not {part.md5}; {GET_AGAIN}")
+    return content
 
 
-def _integer_array(labels: Any) -> NDArray[np.int64] | None:
-    """Labels as a one-dimensional integer array, or None if they are anything else."""
-    if isinstance(labels, list) and all(type(label) is int for label in labels):
-        labels = np.array(labels)  # of dtype object if a number does not fit int64
-    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu":
-        return None
-    return labels.astype(np.int64)
-
-
-class DataCheck(NamedTuple):
-    """The result of checking the files of a data set."""
-
-    found: DataFiles
-    images: int  # in undamaged files
-    damaged: dict[str, str]  # file name: what is wrong
-    rewritten: tuple[str, ...] = ()  # files with another md5 but the published images
-
-    @property
-    def checksums(self) -> bool:
-        """Whether every file has a published checksum; otherwise sizes and labels were checked."""
-        return all(part.md5 for part in self.found.layout.parts)
-
-
-def check_files(
-    published: Published, found: DataFiles, on_progress: ProgressCallback | None = None
-) -> DataCheck:
-    """Compare every file with its published checksum, or read it where none was published."""
-    damaged, rewritten, parts = {}, [], found.layout.parts
-    contents = zip(parts, published.content_md5s, strict=True)
-    for done, (part, content_md5) in enumerate(contents, start=1):
-        if fault := _fault(published, found, part):
-            md5 = None
-            with suppress(BadInput, OSError):  # it is unreadable
-                md5 = _content_md5(read_part(found.layout, found.folder, part, published.classes))
-            if md5 and md5 == content_md5:
-                rewritten.append(part.name)
-            else:
-                damaged[part.name] = fault
-        if on_progress:
-            on_progress(done, len(parts))
-    images = sum(part.images for part in parts if part.name not in damaged)
-    return DataCheck(found, images, damaged, tuple(rewritten))
-
-
-def _fault(published: Published, found: DataFiles, part: Part) -> str | None:
-    path = found.folder / part.name
-    if not path.is_file():
-        return "it is missing"
-    if part.md5:
-        md5 = file_md5(path)
-        return None if md5 == part.md5 else f"its md5 is {md5}, not {part.md5}"
-    try:
-        read_part(found.layout, found.folder, part, published.classes)
-    except BadInput as error:
-        return str(error).removeprefix(f"{path} ")
-    return None
-
-
-def check_images(published: Published, found: DataFiles, batches: Sequence[CifarBatch]) -> None:
-    """Check that images and labels are the published ones, in whichever file format.
-
-    Warns about a file with another md5 if no checksum of its images is known.
-
-    Raises:
-        BadInput: A pixel or a label differs.
-    """
-    for part, expected, batch in zip(
-        found.layout.parts, published.content_md5s, batches, strict=True
-    ):
+def check_files(found: DataFiles, on_progress: ProgressCallback = ignore) -> dict[str, str]:
+    """Compare every file with its published md5; return what is wrong by the name of the file."""
+    damaged, parts = {}, found.layout.parts
+    for done, part in enumerate(parts, start=1):
         path = found.folder / part.name
-        md5 = _content_md5(batch) if expected else None
-        if md5 != expected and file_md5(path) != part.md5:
-            raise BadInput(
-                f"{path} does not contain the images of {published.title}: "
-                f"the md5 of its labels and pixels is {md5}, not {expected}; {GET_AGAIN}"
-            )
-        if expected is None and part.md5 and file_md5(path) != part.md5:
-            warning = f"{path} is not the published file, and its images cannot be verified"
-            # as one line without a source location
-            warnings.warn_explicit(warning, UserWarning, "demur", 0, registry=_WARNED)
-
-
-def _content_md5(batch: CifarBatch) -> str:
-    """The md5 of labels and pixels in the layout of a binary file."""
-    records = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
-    return hashlib.md5(records.tobytes(), usedforsecurity=False).hexdigest()
-
-
-def file_md5(path: Path) -> str:
-    """The md5 of a file: detects damage, not forgery."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        try:
+            _published_bytes(path, part)
+        except BadInput as error:
+            damaged[part.name] = str(error).removeprefix(f"{path} ").partition(";")[0]
+        on_progress(done, len(parts))
+    return damaged
 
 
 @dataclass(frozen=True)
@@ -220,14 +283,9 @@ class Cifar(Dataset):
 
     def load(self, folder: Path | None = None) -> Splits:
         found = locate(self.published, folder)
-        for part in found.layout.parts:
-            if not (found.folder / part.name).is_file():
-                raise BadInput(f"{found.folder / part.name} is missing; {GET_AGAIN}")
         *batches, test = (
-            read_part(found.layout, found.folder, part, self.published.classes)
-            for part in found.layout.parts
+            read_part(found.layout, found.folder, part) for part in found.layout.parts
         )
-        check_images(self.published, found, [*batches, test])
         train = CifarBatch(*map(np.concatenate, zip(*batches, strict=True)))
         count = len(train.y)
         test_images = _images(test, torch.arange(len(test.y)), first_index=count)
@@ -288,27 +346,14 @@ class CIFAR100(Cifar):
     domain = Domain(classes=100, shape=(3, 32, 32), mean=MEAN, std=STD)
 
 
-class DownloadFailed(Exception):
-    """The site did not deliver the published files; the message is the reason."""
-
-
-class Fetched(NamedTuple):
-    """Where a data set is and where it came from."""
-
-    folder: Path
-    url: str | None  # None if it was there already
-
-
-def find_complete(published: Published, data_folder: Path) -> Fetched | None:
-    """Return the data set in this folder if it is complete and undamaged, else None."""
+def find_complete(published: Published, data_folder: Path) -> Path | None:
+    """Return where the data set is in this folder if it is complete and undamaged, else None."""
     found = find(published, [data_folder])
-    if found is None or check_files(published, found).damaged:
-        return None
-    return Fetched(found.folder, None)
+    return None if found is None or check_files(found) else found.folder
 
 
-def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Fetched:
-    """Download the data set into this folder unless it is there already.
+def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Path:
+    """Download the data set into this folder and return the folder of its files.
 
     Files are prepared in a hidden folder beside the destination, which is renamed at the end and
     removed on failure; the next call removes what a killed one left. The caller makes sure that
@@ -317,11 +362,7 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
     Raises:
         BadInput: The site does not deliver the published files, or a file has the folder's name.
     """
-    existing = find_complete(published, data_folder)
-    if existing:
-        return existing
-    archive, prefix = published.archive, f".get-{published.name}-"
-    destination = data_folder / archive.layout.folder
+    prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():
         raise BadInput(f"{destination} is in the way; move it or name another folder with --data")
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -331,11 +372,11 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         staged = Path(work, destination.name)
         staged.mkdir()
         try:
-            _fetch_archive(archive, staged, on_progress)
-        except DownloadFailed as reason:
+            _fetch_archive(published, staged, on_progress)
+        except BadInput as reason:
             raise BadInput(
                 f"{published.title} could not be fetched and nothing was installed "
-                f"({archive.url}: {reason}); fix that and run the command again, "
+                f"({published.archive}: {reason}); fix that and run the command again, "
                 f"or unpack that archive in {data_folder} yourself"
             ) from None
         if not destination.exists():
@@ -343,36 +384,28 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
         else:
             for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
                 file.replace(destination / file.name)
-    return Fetched(destination, archive.url)
+    return destination
 
 
-def _fetch_archive(archive: Archive, staged: Path, on_progress: ProgressCallback) -> None:
-    """Download the archive and write its files into `staged`; check their published md5.
+def _fetch_archive(published: Published, staged: Path, on_progress: ProgressCallback) -> None:
+    """Download the archive, check its md5 and those of its files, which are written to `staged`.
 
     Raises:
-        DownloadFailed: The download fails or a file differs from the published one.
+        BadInput: The download fails or differs from what is published; the message is the reason.
     """
     tar_path = staged.with_name("archive.tar.gz")
-    md5 = _receive(archive.url, tar_path, on_progress)
-    if md5 != archive.md5:
-        raise DownloadFailed(f"its md5 is {md5}, not {archive.md5}")
-    wanted = {f"{archive.layout.folder}/{part.name}" for part in archive.layout.parts}
-    try:
-        with tarfile.open(tar_path, "r:gz") as tar:
-            for member in tar:  # all others are ignored
-                found = member.name in wanted and member.isreg()
-                if content := tar.extractfile(member) if found else None:
-                    with content, (staged.parent / member.name).open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                        file.flush()
-                        os.fsync(file.fileno())
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error):
-        raise DownloadFailed("its archive is damaged") from None
-    for part in archive.layout.parts:
-        if not (staged / part.name).is_file():
-            raise DownloadFailed(f"its {part.name} is missing")
-        if (md5 := file_md5(staged / part.name)) != part.md5:
-            raise DownloadFailed(f"the md5 of its {part.name} is {md5}, not {part.md5}")
+    md5, layout = _receive(published.archive, tar_path, on_progress), published.layouts[0]
+    if md5 != published.md5:
+        raise BadInput(f"its md5 is {md5}, not {published.md5}")
+    wanted = {f"{layout.folder}/{part.name}" for part in layout.parts}
+    with tarfile.open(tar_path, "r:gz") as tar:
+        for member in tar:  # all others are ignored
+            found = member.name in wanted and member.isreg()
+            if content := tar.extractfile(member) if found else None:
+                with content, (staged.parent / member.name).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+    for name, fault in check_files(DataFiles(layout, staged)).items():
+        raise BadInput(f"its {name} {fault}")
 
 
 def _receive(url: str, path: Path, on_progress: ProgressCallback) -> str:
@@ -391,7 +424,7 @@ def _receive(url: str, path: Path, on_progress: ProgressCallback) -> str:
         cause = getattr(error, "reason", None) or error  # urllib wraps it
         text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         reason = " ".join(str(text).split())[:200]
-        raise DownloadFailed(f"the download stopped: {reason}" if done else reason) from None
+        raise BadInput(f"the download stopped: {reason}" if done else reason) from None
     if done < total:
-        raise DownloadFailed(f"the download stopped after {done} of {total} bytes")
+        raise BadInput(f"the download stopped after {done} of {total} bytes")
     return md5.hexdigest()

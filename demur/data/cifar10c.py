@@ -1,28 +1,19 @@
 """CIFAR-10-C: the released files where they are present, else generated from the test images.
 
-    fog = corrupted_images(Path("data"), "fog", severity=3)
-    fog.images.pixels, fog.source      # 10,000 images; "released" or "generated"
-    find_source(None, "fog").corrupt(pixels, index, severity=3)     # any images
-
-Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn, and labels.npy. The
-five photographs frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
+Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn. The five photographs
+frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from demur.data.cifar import CIFAR10
-from demur.data.cifar_files import search_folders
-from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
-from demur.data.dataset import Images
+from demur.data.cifar import CIFAR10, search_folders
+from demur.data.corruptions import SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.errors import BadInput, bad_input
 from demur.files.image_files import import_pillow
 
@@ -31,16 +22,6 @@ RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedura
 FROST_FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 FROST_REDUCTION = 5  # the authors shrink the photographs to a fifth
 GET_AGAIN = f"delete it and unpack {FOLDER}.tar again"
-
-
-@dataclass(frozen=True)
-class CorruptedSet:
-    """The test images of CIFAR-10 under one corruption, and where they come from."""
-
-    name: str
-    severity: int
-    images: Images
-    source: str  # "released", "generated" or "generated, procedural texture"
 
 
 @dataclass(frozen=True)
@@ -59,10 +40,12 @@ class CorruptionSource:
 
     def corrupt(self, pixels: Bytes, index: NDArray[Any], severity: int, seed: int = 0) -> Bytes:
         """Corrupted copies of images (N, 32, 32, 3); released ones are found by their index."""
+        check_request(self.name, severity)
         if self.path is None:
             return corrupt(pixels, self.name, severity, index, seed, self.frost)
-        rows = index - int(_test_indices()[0])
-        return _read_released(self.path, severity).pixels[rows].permute(0, 2, 3, 1).numpy()
+        released = _read_released(self.path, severity)
+        first = CIFAR10.published.images - len(released)  # the test images come last
+        return np.array(released[index - first])
 
 
 def find_source(folder: Path | None, name: str, released: bool = True) -> CorruptionSource:
@@ -72,73 +55,16 @@ def find_source(folder: Path | None, name: str, released: bool = True) -> Corrup
     return CorruptionSource(name, path, frost)
 
 
-def corrupted_images(folder: Path | None, name: str, severity: int, seed: int = 0) -> CorruptedSet:
-    """Return the test images under one corruption; see `corrupted_sets`."""
-    return next(corrupted_sets(folder, [name], [severity], seed))
-
-
-def corrupted_sets(
-    folder: Path | None,
-    names: Sequence[str] = CORRUPTIONS,
-    severities: Sequence[int] = SEVERITIES,
-    seed: int = 0,
-) -> Iterator[CorruptedSet]:
-    """Yield the test images under every corruption and severity, released ones first.
-
-    BadInput is raised if a released file is damaged, or if neither it nor CIFAR-10 is found.
-    """
-    for name, severity in product(names, severities):
-        check_request(name, severity)
-    sources = [find_source(folder, name) for name in names]
-    return _sets(folder, sorted(sources, key=lambda one: one.path is None), severities, seed)
-
-
-def _sets(
-    folder: Path | None, sources: Sequence[CorruptionSource], severities: Sequence[int], seed: int
-) -> Iterator[CorruptedSet]:
-    test: Images | None = None
-    for source, severity in product(sources, severities):
-        if source.path is not None:
-            images = _read_released(source.path, severity)
-        else:
-            test = test or CIFAR10().load(folder)["test"]
-            pixels = test.pixels.permute(0, 2, 3, 1).numpy()
-            made = source.corrupt(pixels, test.index.numpy(), severity, seed)
-            images = _images(made, test.y.numpy())
-        yield CorruptedSet(source.name, severity, images, source.kind)
-
-
-def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
-    """Test images (N, 32, 32, 3) in published order."""
-    channels_first = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
-    y = torch.from_numpy(labels.astype(np.int64))
-    return Images(channels_first, y, _test_indices(), levels=255)
-
-
-def _test_indices() -> Tensor:
-    """Positions of the test images in the data set."""
-    published = CIFAR10.published
-    return torch.arange(published.images)[-published.archive.layout.test.images :]
-
-
 def _find(folder: Path | None, name: str) -> Path | None:
     """The first file of this name in the search folders or their CIFAR-10-C."""
     places = (place for base in search_folders(folder) for place in (base / FOLDER, base))
     return next((place / name for place in places if (place / name).is_file()), None)
 
 
-def _read_released(path: Path, severity: int) -> Images:
-    count = len(_test_indices())
-    total = count * len(SEVERITIES)
-    rows = slice((severity - 1) * count, severity * count)
-    pixels = _read_array(path, (total, SIZE, SIZE, 3))[rows]
-    labels_path = path.with_name("labels.npy")
-    if not labels_path.is_file():
-        raise BadInput(f"{labels_path} is missing; unpack {FOLDER}.tar again")
-    labels = np.array(_read_array(labels_path, (total,))[rows])
-    if labels.max() >= CIFAR10.published.classes:
-        raise BadInput(f"{labels_path} contains the label {labels.max()}; {GET_AGAIN}")
-    return _images(pixels, labels)
+def _read_released(path: Path, severity: int) -> Bytes:
+    count = CIFAR10.published.layouts[0].parts[-1].images
+    pixels = _read_array(path, (count * len(SEVERITIES), SIZE, SIZE, 3))
+    return pixels[(severity - 1) * count : severity * count]
 
 
 def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:

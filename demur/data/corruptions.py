@@ -1,7 +1,5 @@
 """The 15 corruptions of CIFAR-10-C at 5 severities, made from 32 x 32 images.
 
-    corrupt(images, "fog", severity=3, index=np.arange(len(images)))
-
 The constants are those of the authors' script for CIFAR-10-C; ImageNet-C has others. The script has
 no seed, so generated images differ from the released ones. Frost differs most: the authors crop
 photographs of frost, which demur replaces by procedural textures unless they are given.

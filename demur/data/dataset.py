@@ -1,8 +1,5 @@
 """A data set: splits of labelled uint8 images, domain and usual threat model.
 
-    splits = Digits().load()            # fit / val / cal / test
-    x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
-
 fit trains, val selects the checkpoint, cal sets thresholds, test is only evaluated. A study
 compares settings on cal images, so thresholds for the settings it selects need other images.
 """
@@ -134,7 +131,7 @@ class Dataset(Spec, ABC):
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
-        """Load the splits from `folder`, or from where `demur.data.cifar_files` finds the files."""
+        """Load the splits from `folder`, or from where `demur.data.cifar` finds the files."""
 
 
 @dataclass(frozen=True)

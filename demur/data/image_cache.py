@@ -1,8 +1,5 @@
 """The cache of a user's own images: decoded, resized, divided, with digests of what is stored.
 
-    cached = read_images("photos", size=64, channels=None)
-    cached.pixels, cached.y         # of all splits, one after the other; cached.counts divides them
-
 Source files are known by size, times of change and inode, and so are the files of the cache once
 they are hashed: a file in the same state is not hashed again unless `verify` asks for it.
 """
@@ -24,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from demur.data.cifar_files import cache_folder
+from demur.data.cifar import cache_folder
 from demur.data.dataset import SPLITS
 from demur.data.image_splits import (
     IN_TWO_SPLITS,
@@ -92,15 +89,9 @@ def read_images(
     """Return the cached images of a path; decode and resize them first where they changed.
 
     Reading and building hold a lock, and a finished cache appears by one rename. A process that
-    is killed leaves nothing that is taken for a cache.
-
-    Args:
-        path: What `open_source` reads.
-        size: Height and width of the images.
-        channels: 1 or 3; None is 1 where every image is grey.
-        on_progress: Called with (images done, images in all) while they are decoded.
-        keep: Keep images that are in several splits.
-        verify: Hash the sources and the cache, whatever their times of change say.
+    is killed leaves nothing that is taken for a cache. `channels` None is 1 where every image is
+    grey; `keep` keeps images that are in several splits; `verify` hashes the sources and the
+    cache, whatever their times of change say.
     """
     place = path if path.startswith(HUB) else str(Path(path).resolve())
     is_npz = Path(path).suffix.lower() == ".npz" and Path(path).is_file()

@@ -1,9 +1,5 @@
 """Splits of a user's own images: stratified by class, without duplicates, chosen by content.
 
-    result = assign_splits(entries, digests, inputs, faults)
-    result.chosen["cal"]        # positions of entries, ordered by the digest of their pixels
-    result.notes[17]            # "duplicate of cat/3.png in test"
-
 The pixels of an image decide its split, not its name or its place in a listing.
 """
 

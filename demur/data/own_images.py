@@ -1,11 +1,6 @@
 """A user's own images: a folder per class, a CSV of paths, an npz, or a data set of the Hub.
 
-    data = OwnImages("photos", size=64).prepared()      # decodes, resizes, divides, caches
-    data.classes                                        # ("cat", "dog", "fish")
-    data.load()["test"]
-
-`demur train images-pgdat-rr data=photos size=64` does the same. A split that does not fit on the
-device stays in its file and is streamed.
+A split that does not fit on the device stays in its file and is streamed.
 """
 
 import os
@@ -105,9 +100,7 @@ class OwnImages(Dataset):
     ) -> "OwnImages":
         """Return a copy with channels, classes and content, after every image is read once.
 
-        Args:
-            on_progress: Called with (images done, images in all) while they are decoded.
-            on_message: Called with sentences about splits, damaged files and duplicates.
+        `on_message` is called with sentences about splits, damaged files and duplicates.
         """
         if self.content:
             return self
@@ -202,13 +195,7 @@ def _free_memory(device: torch.device) -> int:
 class BatchStream:
     """Batches of a split in a file, read ahead by two worker processes.
 
-        stream.begin(batches)       # the positions of each batch of an epoch
-        batch = stream.next()       # Images on the device
-
     Training on a stream sees the same images with the same augmentation and noise, bit for bit.
-
-    Args:
-        images: The split; its labels and indices are on the device of the batches.
     """
 
     def __init__(self, images: MappedImages) -> None:

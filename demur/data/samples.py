@@ -1,8 +1,4 @@
-"""Samples of somebody's data set: a torch `Dataset`, of torchvision, or a table of Hugging Face.
-
-for pixels, label in samples(dataset, "my_data:make", decoded):
-    ...     # uint8, H, W, C; a number or a word
-"""
+"""Samples of somebody's data set: a torch `Dataset`, of torchvision, or a table of Hugging Face."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -34,13 +30,7 @@ def class_names(dataset: Any) -> tuple[str, ...]:
 def samples(
     dataset: Any, name: str, convert: Callable[[Any, Any], tuple[Any, Any]]
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield each sample, converted; BadInput blames the data set and names the sample.
-
-    Args:
-        dataset: What one can iterate, or has a length and samples by their position.
-        name: How messages call it.
-        convert: A function of the image (of Pillow, an array or a tensor) and the label.
-    """
+    """Yield each sample, converted; BadInput names the data set, as `name`, and the sample."""
     position = 0
     try:
         has_length = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -1,9 +1,5 @@
 """Readers of a user's own images: a folder per class, a CSV of paths, an npz, the Hub's layout.
 
-    source = open_source("photos")
-    source.entries[0]           # Entry("cat/1.png", "cat", None, "...")
-    source.decode(0, source.content(0))     # uint8 pixels, H, W, 3; BadInput if damaged
-
 Nothing in these files is trusted: sizes are checked before memory is taken, and no code runs.
 """
 
@@ -185,15 +181,25 @@ class CsvSource(FileSource):
             self.entries.append(Entry(name, label, split, file_stamp(self.paths[-1])))
 
 
-class ArraySource(Source):
+class HeldSource(Source):
+    """Images in memory, H, W, C with one or three channels."""
+
+    held: list[Pixels]
+
+    def content(self, i: int) -> bytes:
+        return self.held[i].tobytes()
+
+    def decode(self, i: int, content: bytes) -> Pixels:
+        return np.repeat(self.held[i], 3 // self.held[i].shape[2], axis=2)
+
+
+class ArraySource(HeldSource):
     """An npz with x and y, or x_train, y_train, x_test ... (also train_images, train_labels)."""
 
     def __init__(self, file: Path) -> None:
         arrays = _read_arrays(file)
         names = [str(name) for name in arrays.pop("classes", np.empty(0)).tolist()]
-        self.entries = []
-        self.blocks: list[NDArray[np.uint8]] = []
-        self.rows: list[tuple[int, int]] = []
+        self.entries, self.held = [], []
         for split, x, y in _array_pairs(arrays, file):
             block = as_bytes(x, file)
             labels = np.asarray(y).reshape(-1)
@@ -204,17 +210,7 @@ class ArraySource(Source):
                 named = names and isinstance(label, int) and 0 <= label < len(names)
                 word = names[label] if named else str(label)
                 self.entries.append(Entry(f"{where}[{row}]", word, split, ""))
-                self.rows.append((len(self.blocks), row))
-            self.blocks.append(block)
-
-    def content(self, i: int) -> bytes:
-        block, row = self.rows[i]
-        return bytes(self.blocks[block][row])
-
-    def decode(self, i: int, content: bytes) -> Pixels:
-        block, row = self.rows[i]
-        pixels: Pixels = self.blocks[block][row]
-        return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+            self.held += list(block)
 
 
 class HubSource(Source):
@@ -254,7 +250,7 @@ class HubSource(Source):
         return read_regular_file(Path(found["path"]), MAX_FILE, "check the data set")
 
 
-class DatasetSource(Source):
+class DatasetSource(HeldSource):
     """What module:name is or returns: a torch `Dataset`, a table, or a mapping of splits to these.
 
     All samples are read at once, so that data sets of which one can only iterate are read too.
@@ -267,7 +263,7 @@ class DatasetSource(Source):
                 found = found()
             except Exception as error:
                 raise BadInput(blamed(error, path)) from error
-        self.entries, self.held = [], list[Pixels]()
+        self.entries, self.held = [], []
         for word, one in (found if isinstance(found, Mapping) else {"": found}).items():
             if not is_dataset(one):
                 raise BadInput(f"{path} is no torch Dataset but {type(one).__name__}; return one")
@@ -281,12 +277,6 @@ class DatasetSource(Source):
             text, digest = names[label] if known else str(label), hashlib.sha256(pixels).hexdigest()
             self.entries.append(Entry(f"{word or 'x'}[{i}]", text, split, digest))
             self.held.append(pixels)
-
-    def content(self, i: int) -> bytes:
-        return self.held[i].tobytes()
-
-    def decode(self, i: int, content: bytes) -> Pixels:
-        return np.repeat(self.held[i], 3 // self.held[i].shape[2], axis=2)
 
 
 def _load_hub(name: str) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class LoadedRun:
 
     def corruption_source(self, attack: Corruption, images: Images) -> CorruptionSource:
         """Released files for test images of CIFAR-10 if they are found, else the generator."""
-        first = CIFAR10.published.images - CIFAR10.published.archive.layout.test.images
+        first = CIFAR10.published.images - CIFAR10.published.layouts[0].parts[-1].images
         is_cifar = isinstance(self.run.recipe.data, CIFAR10) and int(images.index.min()) >= first
         return find_source(self.data_folder, attack.name, released=is_cifar)
 

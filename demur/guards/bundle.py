@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
+from demur.errors import BadInput, bad_input, shorten
 from demur.files import atomic
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.files.output_paths import check_output_folder
@@ -393,38 +393,3 @@ def _probe(guard: BaseGuard) -> None:
         shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
     if out.logits.shape[1] != classes or shapes != {(2,)}:
         raise BadInput(f"the net has {out.logits.shape[1]} classes and {classes} names; {REMEDY}")
-
-
-# ---------------------------------------------------------------------------------- the Hub
-
-
-def save_pretrained(guard: BaseGuard, folder: Path, repo_id: str | None, push_to_hub: bool) -> Path:
-    """Write a guard to a folder and to the Hub; see `Guard.save_pretrained`."""
-    hub = _hub() if push_to_hub else None
-    save(guard, folder, None, onnx=False)
-    if hub is not None:
-        made = hub.create_repo(repo_id or folder.name, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="A demur guard")
-    return folder
-
-
-def from_pretrained(
-    name: str, revision: str | None, model: nn.Module | None, device: str
-) -> BaseGuard:
-    """Read a guard from a folder or from the Hub; see `Guard.from_pretrained`."""
-    folder = Path(name)
-    if not folder.is_dir():
-        hub = _hub()
-        try:
-            folder = Path(hub.snapshot_download(name, revision=revision))
-        except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
-            raise BadInput(
-                f"{shorten(name)!r} is no folder and cannot be read from the Hub: "
-                f"{shorten(first_line(error))}"
-            ) from None
-    return load(folder, model, device)
-
-
-def _hub() -> Any:
-    need = "the Hugging Face Hub needs its client"
-    return import_optional("huggingface_hub", need, "huggingface_hub, or name a folder that exists")

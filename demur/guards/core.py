@@ -1,9 +1,4 @@
-"""Guards: classifiers with a calibrated rule that accepts or rejects each prediction.
-
-guard = demur.guard(model, x_cal, y_cal, tpr=0.95)
-guard = demur.Guard.from_run("digits-pgdat-rr")
-guard.save("bundle"), demur.Guard.load("bundle"), guard.export_onnx("model.onnx")
-"""
+"""`Guard` and `guard`: how guards are made and stored."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.errors import BadInput, visible
+from demur.errors import BadInput, first_line, import_optional, shorten, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
-from demur.guards.bundle import from_pretrained, load, save, save_pretrained
+from demur.guards.bundle import load, save
 from demur.guards.calibration import (
     GuardScore,
     calibrate,
@@ -193,16 +188,20 @@ class Guard(BaseGuard):
         Returns:
             The folder.
         """
-        return save_pretrained(self, Path(folder), repo_id, push_to_hub)
+        hub = _hub() if push_to_hub else None
+        self.save(folder)
+        if hub is not None:
+            made = hub.create_repo(repo_id or Path(folder).name, exist_ok=True)
+            hub.upload_folder(
+                repo_id=made.repo_id, folder_path=folder, commit_message="A demur guard"
+            )
+        return Path(folder)
 
     @staticmethod
     def from_pretrained(
-        name: str | Path,
-        *,
-        revision: str | None = None,
-        model: nn.Module | None = None,
+        name: str | Path, *, revision: str | None = None, model: nn.Module | None = None,
         device: str = "cpu",
-    ) -> "Guard":
+    ) -> "Guard":  # fmt: skip
         """Read a guard from a folder or from the Hugging Face Hub.
 
         Args:
@@ -214,7 +213,16 @@ class Guard(BaseGuard):
         Returns:
             The guard, as `load` reads it: no code of the folder runs.
         """
-        return Guard(**vars(from_pretrained(str(name), revision, model, device)))
+        if not Path(name).is_dir():
+            hub = _hub()
+            try:
+                name = hub.snapshot_download(str(name), revision=revision)
+            except (ValueError, OSError) as error:  # a wrong name, no repository, no connection
+                raise BadInput(
+                    f"{shorten(str(name))!r} is no folder and cannot be read from the Hub: "
+                    f"{shorten(first_line(error))}"
+                ) from None
+        return Guard.load(name, model=model, device=device)
 
     def export_onnx(self, path: str | Path) -> Path:
         """Write the guard as one ONNX file and check it in onnxruntime.
@@ -231,6 +239,11 @@ class Guard(BaseGuard):
             disagrees by more than 1e-5 or in one decision.
         """
         return export_onnx(self, Path(path))
+
+
+def _hub() -> Any:
+    need = "the Hugging Face Hub needs its client"
+    return import_optional("huggingface_hub", need, "huggingface_hub, or name a folder that exists")
 
 
 def guard(

@@ -1,8 +1,5 @@
 """How a guard decides: the model, the scores with their thresholds, and the result for images.
 
-    result = guard(["cat.png", "dog.png"])
-    result.labels, result.accepted, result.reasons
-
 `Guard` in core.py is this class with its constructors and files. What reads, writes and exports
 guards imports this file alone.
 """

@@ -1,11 +1,4 @@
-"""A reject option in scikit-learn's interface, for its classifiers and for guards.
-
-    classifier = RejectingClassifier(RandomForestClassifier(), tpr=0.95).fit(X, y)
-    classifier.predict(X), classifier.accepts(X)
-    RejectingClassifier(guard).predict_proba(images)
-
-The threshold on the largest class probability is chosen on samples that are held out of training.
-"""
+"""A reject option for classifiers of scikit-learn, in its interface."""
 
 import math
 from typing import Any
@@ -20,25 +13,22 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from demur.errors import BadInput
-from demur.guards import Guard
-from demur.guards import guard as calibrated
 from demur.metrics import threshold_at_tpr
 
 
 def _has_decision_function(self: "RejectingClassifier") -> bool:
     inner = getattr(self, "estimator_", self.estimator)
-    return inner is None or isinstance(inner, Guard) or hasattr(inner, "decision_function")
+    return inner is None or hasattr(inner, "decision_function")
 
 
 class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier that says which of its predictions to accept.
 
-    `predict` returns a label for every sample; `accepts` says which of them to use.
+    `predict` returns a label for every sample; `accepts` says which of them to use. The threshold
+    on the largest class probability is chosen on samples that are held out of training.
 
     Args:
-        estimator: A scikit-learn classifier with `predict_proba`, a `Guard`, or None for logistic
-            regression. A guard keeps its net; `fit` calibrates it again, and without `fit` it has
-            its own thresholds.
+        estimator: A scikit-learn classifier with `predict_proba`, or None for logistic regression.
         tpr: Share of the correct predictions to accept, on held-out samples.
         held_out: Share of the samples of `fit` that only choose the threshold. `fit` raises
             BadInput unless it holds out one sample per class on average, and has two of each.
@@ -71,8 +61,6 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> "RejectingClassifier":
         """Train the classifier on some of the samples and choose the threshold on the others."""
-        if isinstance(self.estimator, Guard):
-            return self._calibrate_guard(self.estimator, X, y)
         X, y = validate_data(self, X, y)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
@@ -103,80 +91,28 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         return divided
 
-    def _calibrate_guard(self, guard: Guard, X: Any, y: Any) -> "RejectingClassifier":
-        """Choose the thresholds of a guard again; its net stays what it is."""
-        if len(guard.scores) > 1:
-            raise BadInput("the guard has several thresholds; calibrate it with demur.guard")
-        names = np.array(guard.class_names)
-        labels = np.asarray(y)
-        unknown = set(labels.tolist()) - {*names.tolist(), *range(len(names))}
-        if unknown:
-            raise BadInput(f"the guard has no class {sorted(map(str, unknown))[0]!r}")
-        if labels.dtype.kind not in "iu":
-            labels = np.array([guard.class_names.index(name) for name in labels.tolist()])
-        self.estimator_ = calibrated(
-            guard.model, _images(X, guard), labels, rejector=guard.scores[0].rejector,
-            tpr=self.tpr, class_names=guard.class_names, mean=guard.mean, std=guard.std,
-            resize=guard.resize, temperature=guard.temperature, eps=guard.eps,
-            built_from=guard.built_from,
-        )  # fmt: skip
-        self.classes_, self.threshold_ = names, self.estimator_.thresholds[0]
-        return self
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return isinstance(self.estimator, Guard) or hasattr(self, "estimator_")
-
-    def _inner(self) -> Any:
-        check_is_fitted(self)
-        if not hasattr(self, "estimator_"):  # a guard that was not calibrated again
-            self.estimator_, self.threshold_ = self.estimator, self.estimator.thresholds[0]
-            self.classes_ = np.array(self.estimator.class_names)
-        return self.estimator_
-
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, N, C."""
-        inner = self._inner()
-        found: NDArray[np.float64]
-        if isinstance(inner, Guard):
-            found = inner(_images(X, inner)).probabilities
-        else:
-            found = inner.predict_proba(validate_data(self, X, reset=False))
+        check_is_fitted(self)
+        found: NDArray[np.float64] = self.estimator_.predict_proba(self._checked(X))
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each sample, N, accepted or not."""
-        probabilities = self.predict_proba(X)  # which sets the classes of a guard
+        probabilities = self.predict_proba(X)
         labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
         return labels
 
     @available_if(_has_decision_function)  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return log probabilities N, C of a guard, or the decision function of the classifier."""
-        inner = self._inner()
-        if isinstance(inner, Guard):
-            logits = np.log(np.maximum(self.predict_proba(X), np.finfo(float).tiny))
-            return logits if logits.shape[1] > 2 else logits[:, 1] - logits[:, 0]
-        found: NDArray[np.float64] = inner.decision_function(validate_data(self, X, reset=False))
+        """Return the decision function of the classifier."""
+        check_is_fitted(self)
+        found: NDArray[np.float64] = self.estimator_.decision_function(self._checked(X))
         return found
 
     def accepts(self, X: Any) -> NDArray[np.bool_]:
         """Return which predictions are accepted, N."""
-        inner = self._inner()
-        if isinstance(inner, Guard):
-            return inner(_images(X, inner)).accepted
         return np.asarray(self.predict_proba(X).max(1) >= self.threshold_)
 
-
-def _images(X: Any, guard: Guard) -> Any:
-    """Images as the guard reads them: rows of C x H x W values become tensors C, H, W."""
-    import torch
-
-    array = np.asarray(X)
-    if array.ndim != 2:
-        return X
-    if array.shape[1] != int(np.prod(guard.shape)):
-        raise BadInput(
-            f"a row has {array.shape[1]} values, and an image of the guard {np.prod(guard.shape)}; "
-            "give images, or rows of C x H x W values"
-        )
-    return torch.as_tensor(array).reshape(-1, *guard.shape).float()
+    def _checked(self, X: Any) -> Any:
+        return validate_data(self, X, reset=False)

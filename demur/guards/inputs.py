@@ -1,8 +1,5 @@
 """Images of many forms to one batch of floats in [0, 1].
 
-    batch = read_images([Path("a.png"), pil_image, array], shape=(3, 32, 32), resize=True)
-    batch.x, batch.notes        # N, C, H, W; what was done to each image, or ""
-
 Arrays have the channels last and tensors first; the other order is recognised by the net's shape.
 """
 
@@ -30,18 +27,9 @@ class Batch(NamedTuple):
 
 
 def read_images(images: Any, shape: Shape, resize: bool, max_pixels: int = MAX_PIXELS) -> Batch:
-    """Return images as a batch.
+    """Return images, in any form that `Guard` takes or as the bytes of a file, as a batch.
 
-    Args:
-        images: A Pillow image, the path or the bytes of a file, an array (H, W, C or N, H, W, C),
-            a tensor (C, H, W or N, C, H, W), or several of these. Arrays and tensors hold uint8
-            values or floats in [0, 1].
-        shape: C, H, W of the net.
-        resize: Whether images of another size are resized; otherwise they raise BadInput.
-        max_pixels: The largest number of pixels of a file that is decoded.
-
-    Raises:
-        BadInput: An image is damaged, out of range, or of another size without `resize`.
+    BadInput is raised if one is damaged, out of range, or of another size without `resize`.
     """
     if isinstance(images, Tensor | np.ndarray):
         return _read_stack(images, shape, resize)

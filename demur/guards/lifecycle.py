@@ -1,9 +1,5 @@
 """A guard over time: what it is, how two differ, and new thresholds from new images.
 
-    describe(guard)["guarantee"]
-    differences(old, new)                          # {"accepts": ("Con >= 0.71", "Con >= 0.74")}
-    new = recalibrated(guard, images, labels, risk=0.05)
-
 Going back to an older guard is serving its folder again.
 """
 
@@ -18,8 +14,8 @@ from demur.errors import BadInput
 from demur.files.atomic import raise_unreadable, tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
-from demur.guards.files import find_images
 from demur.guards.inputs import read_images
+from demur.guards.predictions import find_images
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
 from demur.spec import show
@@ -81,20 +77,10 @@ def recalibrated(
     """Return the guard of the next version, with thresholds chosen on other images.
 
     The net and fitted scores stay as they are. The figures of test images are left out, since
-    they are of the old thresholds.
+    they are of the old thresholds. Images, labels and guarantees are those of `demur.guard`.
 
-    Args:
-        guard: The guard.
-        images: Clean images that were not used in training, in any form that a guard reads.
-        labels: Their labels, N.
-        tpr: Accept at least this share of the correct predictions; the default, with 0.95.
-        coverage: Accept at least this share of all images.
-        risk: Accept at most this share of errors among the accepted.
-        confidence: Confidence of the guarantee.
-
-    Returns:
-        The new guard. Uncertified is raised if a risk cannot be certified, and BadInput for a
-        guard whose guarantee holds under an attack, which clean images do not give again.
+    Uncertified is raised if a risk cannot be certified, and BadInput for a guard whose guarantee
+    holds under an attack, which clean images do not give again.
     """
     if under := (guard.certificate or {}).get("under"):
         raise BadInput(

@@ -1,7 +1,5 @@
 """A guard as one ONNX file: normalisation, scores and thresholds inside.
 
-export_onnx(guard, Path("model.onnx"))
-
 The thresholds are an input with default values, so that a program can change them without a new
 file. An image with a value outside of [0, 1] is never accepted.
 """

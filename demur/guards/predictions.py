@@ -1,4 +1,4 @@
-"""Tables of predictions as CSV, JSON or Parquet, for more files than fit into memory.
+"""Predictions for image files: which files are meant, and tables as CSV, JSON or Parquet.
 
     counts = write_predictions(guard, paths, Path("answers.parquet"), rejected=Path("look.csv"))
 
@@ -7,28 +7,61 @@ resumes. A part is used again for the same guard and for files of the same size 
 """
 
 import csv
+import glob
 import hashlib
 import importlib
 import json
+import os
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
-from demur.errors import import_optional
-from demur.files.atomic import exclusive_lock, write_bytes, write_text
-from demur.files.output_paths import is_stream
+import torch
+
+from demur.errors import BadInput, import_optional
+from demur.files.atomic import exclusive_lock, raise_unreadable, write_bytes, write_text
+from demur.files.output_paths import SUFFIXES, is_stream
 from demur.guards.core import Guard
-from demur.guards.files import Row, predict_files
+from demur.guards.inputs import Batch, read_images
 from demur.progress import ignore
 
-PART = 256  # files
+Row = dict[str, Any]  # file, what `GuardResult.rows` has, error, guard
+PART = 64  # files
 FIRST, LAST = ("file", "class", "label", "accepted", "confidence"), ("reason", "error", "guard")
 TYPES = {"label": "int64", "accepted": "bool", "confidence": "float64"}  # others: text, or a score
+
+
+def find_images(words: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders and globs name, sorted within each, without repeats.
+
+    A folder stands for every image file below it. BadInput names a word that matches nothing.
+    """
+    found: dict[Path, None] = {}
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            below = (
+                Path(place, name)
+                for place, _, names in os.walk(path, onerror=raise_unreadable)
+                for name in names
+            )
+            matches = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.is_file())
+        elif path.exists():
+            matches = [path]
+        else:
+            # Path.glob takes no absolute pattern
+            matches = [Path(p) for p in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
+            matches = [p for p in matches if p.is_file()]
+        if not matches:
+            raise BadInput(f"{word} names no image; give a file, a folder of images or a glob")
+        found |= dict.fromkeys(matches)
+    return list(found)
 
 
 def write_predictions(
@@ -40,42 +73,37 @@ def write_predictions(
     as_json: bool = False,
     on_error: Callable[[str], None] = ignore,
 ) -> Counter[str]:
-    """Write a row per file to a .csv, .json or .parquet file, with a column per score.
+    """Write a row per file, with a column per score; count accepted, rejected, unreadable files.
 
-    Args:
-        guard: The guard.
-        paths: Image files.
-        out: The table; its suffix is its format. None is standard output, as CSV.
-        on_progress: Called with the number of finished files and of all.
-        rejected: A second table, of the rejected and unreadable files only.
-        as_json: Write JSON whatever the suffix.
-        on_error: Called with what is wrong with each unreadable file.
-
-    Returns:
-        The numbers of accepted, rejected and unreadable files.
+    The suffix of a path is the format of its table, unless all are JSON; None is standard output,
+    as CSV. A second table holds the rejected and unreadable files only. `on_error` is called with
+    what is wrong with each unreadable file.
     """
+    tables = {out: False} if rejected is None else {out: False, rejected: True}
+    suffixes = {path: ".json" if as_json else _suffix(path) for path in tables}
+    if ".parquet" in suffixes.values():
+        import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
     counts, names = Counter[str](), [part.name for part in guard.scores]
-    tables = [out] if rejected is None else [out, rejected]
     with ExitStack() as stack:
         if out is None or is_stream(out):
             folder = Path(stack.enter_context(TemporaryDirectory()))
         else:
             folder = out.resolve().with_name(f"{out.name}.parts")
             stack.enter_context(exclusive_lock(folder))
-        halves = [folder / name for name in ("all", "rejected")[: len(tables)]]
-        with ExitStack() as writing:
-            writers = []
-            for half, path in zip(halves, tables, strict=True):
-                suffix = ".json" if as_json else path.suffix.lower() if path else ".csv"
-                writers.append(writing.enter_context(_table(half, suffix, names)))
-            for rows in _finished_parts(guard, paths, folder, on_progress):
-                counts.update(map(_outcome, rows))
-                for write, some in zip(writers, (rows, rejections(rows)), strict=False):
-                    write(some)
-                for row in rows:
-                    if row["error"]:
-                        on_error(row["error"])
-        for half, path in zip(halves, tables, strict=True):
+        parts = []
+        for start in range(0, len(paths), PART):
+            parts.append(_finished_part(guard, paths[start : start + PART], folder, start))
+            rows = _rows(parts[-1])
+            counts.update(map(_outcome, rows))
+            for row in rows:
+                if row["error"]:
+                    on_error(row["error"])
+            on_progress(start + len(rows), len(paths))
+        half = folder / "table"
+        for path, only_rejections in tables.items():
+            found = chain.from_iterable(map(_rows, parts))
+            chosen = (row for row in found if not (only_rejections and row["accepted"]))
+            _write_table(half, suffixes[path], chosen, names)
             if path is None:
                 sys.stdout.write(half.read_text("utf-8"))
             elif is_stream(path):
@@ -89,25 +117,25 @@ def write_predictions(
     return counts
 
 
-def rejections(rows: list[Row]) -> list[Row]:
-    """Return the rows of rejected and unreadable files."""
-    return [row for row in rows if not row["accepted"]]
+def _suffix(path: Path | None) -> str:
+    return path.suffix.lower() if path else ".csv"
 
 
 def _outcome(row: Row) -> str:
     return "unreadable" if row["error"] else "accepted" if row["accepted"] else "rejected"
 
 
-def _finished_parts(
-    guard: Guard, paths: Sequence[Path], folder: Path, on_progress: Callable[[int, int], None]
-) -> Iterator[list[Row]]:
-    for start in range(0, len(paths), PART):
-        some = paths[start : start + PART]
-        part = folder / f"{start:09d}-{_key(guard, some)}.json"
-        if not part.exists():
-            write_text(part, json.dumps(predict_files(guard, some)))
-        on_progress(start + len(some), len(paths))
-        yield json.loads(part.read_bytes())
+def _finished_part(guard: Guard, paths: Sequence[Path], folder: Path, start: int) -> Path:
+    """The file with the answers for some images, made unless it is there."""
+    part = folder / f"{start:09d}-{_key(guard, paths)}.json"
+    if not part.exists():
+        write_text(part, json.dumps(predict_files(guard, paths)))
+    return part
+
+
+def _rows(part: Path) -> list[Row]:
+    rows: list[Row] = json.loads(part.read_bytes())
+    return rows
 
 
 def _key(guard: Guard, paths: Iterable[Path]) -> str:
@@ -119,7 +147,32 @@ def _key(guard: Guard, paths: Iterable[Path]) -> str:
     return hasher.hexdigest()[:16]
 
 
-def flat(row: Row, names: Sequence[str]) -> dict[str, Any]:
+def _write_table(path: Path, suffix: str, rows: Iterator[Row], names: Sequence[str]) -> None:
+    if suffix == ".parquet":
+        _write_parquet(path, rows, names)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if suffix == ".json":
+            for number, row in enumerate(rows):
+                file.write(",\n  " if number else "[\n  ")
+                json.dump(row, file, ensure_ascii=False)
+            file.write("\n]\n" if file.tell() else "[\n]\n")
+        else:
+            table = csv.DictWriter(file, (*FIRST, *names, *LAST), lineterminator="\n")
+            table.writeheader()
+            table.writerows(_flat(row, names) for row in rows)
+
+
+def _write_parquet(path: Path, rows: Iterator[Row], names: Sequence[str]) -> None:
+    pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    kinds = TYPES | dict.fromkeys(names, "float64")
+    schema = pa.schema([(n, kinds.get(n, "string")) for n in (*FIRST, *names, *LAST)])
+    with parquet.ParquetWriter(path, schema) as table:
+        while some := [_flat(row, names) for row in islice(rows, PART)]:
+            table.write_table(pa.Table.from_pylist(some, schema))
+
+
+def _flat(row: Row, names: Sequence[str]) -> Row:
     """Return a row with a value per column instead of a dictionary of scores."""
     scores = row["scores"] or {}
     return (
@@ -129,38 +182,33 @@ def flat(row: Row, names: Sequence[str]) -> dict[str, Any]:
     )
 
 
-@contextmanager
-def _table(path: Path, suffix: str, names: Sequence[str]) -> Iterator[Callable[[list[Row]], None]]:
-    """Open a table and yield the function that appends rows."""
-    if suffix == ".parquet":
-        pa = import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
-        parquet = importlib.import_module("pyarrow.parquet")
-        kinds = TYPES | dict.fromkeys(names, "float64")
-        schema = pa.schema([(n, kinds.get(n, "string")) for n in (*FIRST, *names, *LAST)])
-        with parquet.ParquetWriter(path, schema) as table:
-            yield lambda rows: table.write_table(
-                pa.Table.from_pylist([flat(row, names) for row in rows], schema)
-            )
-        return
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if suffix == ".json":
-            yield from _json_list(file)
-        else:
-            yield from _csv_rows(file, names)
+def predict_files(guard: Guard, paths: Sequence[Path]) -> list[Row]:
+    """Return one row per file, in order; a file that cannot be read has an `error`."""
+    batches = [_read(guard, path) for path in paths]
+    read = [batch for batch in batches if isinstance(batch, Batch)]
+    answers: Iterator[Row] = iter(())
+    if read:
+        result = guard.decide(torch.cat([one.x for one in read]), [one.notes[0] for one in read])
+        answers = iter(result.rows())
+    none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
+    return [
+        {"file": _shown(path), **none, "error": batch, "guard": guard.identity}
+        if isinstance(batch, str)
+        else {"file": _shown(path), **next(answers), "error": None, "guard": guard.identity}
+        for path, batch in zip(paths, batches, strict=True)
+    ]
 
 
-def _json_list(file: TextIO) -> Iterator[Callable[[list[Row]], None]]:
-    def write(rows: list[Row]) -> None:
-        for row in rows:
-            file.write(",\n  " if file.tell() > 1 else "\n  ")
-            json.dump(row, file, ensure_ascii=False)
-
-    file.write("[")
-    yield write
-    file.write("\n]\n")
+def _shown(path: Path) -> str:
+    """The path as text that can be written, also if its name is not valid UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _csv_rows(file: TextIO, names: Sequence[str]) -> Iterator[Callable[[list[Row]], None]]:
-    table = csv.DictWriter(file, (*FIRST, *names, *LAST), lineterminator="\n")
-    table.writeheader()
-    yield lambda rows: table.writerows(flat(row, names) for row in rows)
+def _read(guard: Guard, path: Path) -> Batch | str:
+    try:
+        return read_images(path, guard.shape, guard.resize)
+    except BadInput as error:
+        text = str(error).replace(str(path), _shown(path))
+        return text if _shown(path) in text else f"{_shown(path)}: {text}"
+    except OSError as error:
+        return f"{_shown(path)}: {(error.strerror or 'cannot be read').lower()}"

@@ -1,9 +1,7 @@
 """A guard as a model repository of NVIDIA Triton, which KServe reads too.
 
-    export_triton(guard, Path("models"))
-    # models/NAME/config.pbtxt, models/NAME/labels.txt, models/NAME/VERSION/model.onnx
-
-The ONNX file holds the decision rule. Triton batches requests by itself.
+It holds NAME/config.pbtxt, NAME/labels.txt and NAME/VERSION/model.onnx with the decision rule.
+Triton batches requests by itself.
 """
 
 import re
@@ -34,15 +32,7 @@ parameters {{ key: "guard" value {{ string_value: "{identity}" }} }}
 
 
 def export_triton(guard: BaseGuard, folder: Path) -> Path:
-    """Write a guard as a model repository and check its ONNX file in onnxruntime.
-
-    Args:
-        guard: The guard.
-        folder: A new folder, the repository.
-
-    Returns:
-        The folder of the model in it. BadInput is raised as by `Guard.export_onnx`.
-    """
+    """Write a guard as a repository in a new folder, check its ONNX file, return its folder."""
     if folder.exists():
         raise BadInput(f"{folder} exists; name a new folder for the model repository")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", guard.name)

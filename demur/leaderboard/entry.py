@@ -1,8 +1,5 @@
 """An entry of the leaderboard: made by attacking a run, read, checked, attacked again.
 
-    entry = make_entry(loaded, "R-Con", RCon(), attack_set(ball, RCon(), "cal"), 200, run_attack)
-    problems(entry)     # [] if every figure follows from the images
-
 An entry holds for each image the clean score, the highest score of a wrong prediction, and where
 each attack succeeded. All its figures are functions of these; entry.schema.json describes it.
 """

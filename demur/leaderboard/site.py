@@ -1,7 +1,4 @@
-"""The leaderboard as a static site: an index with all curves, and a page per entry.
-
-write_site(Path("leaderboard"), Path("board"))      # pages that need no network
-"""
+"""The leaderboard as a static site: an index with all curves, and a page per entry."""
 
 import re
 import shlex

@@ -1,8 +1,5 @@
 """Nets that a function of the user builds, and the head of demur on their features.
 
-    demur train images-pgdat-rr data=photos net=my_nets:make
-    FactoryNet("my_nets:make", layer="backbone.pool").build(domain, RR())
-
 A model is code: `demur/spec/importing.py` says which functions are imported.
 """
 

@@ -1,8 +1,5 @@
 """The parts of every net: normalisation, trunk, linear classifier and auxiliary head.
 
-    net = ResNet8().build(Digits().domain, RR())
-    net(x).logits, net(x).aux
-
 A trunk returns the pooled features of each stage, the first stage first. The classifier reads the
 last one, the auxiliary head reads all of them.
 """

@@ -1,7 +1,4 @@
-"""Pre-activation ResNets: 18 and WideResNet-34-10 of the paper, and 8 for 8x8 images.
-
-ResNet18().build(CIFAR10().domain, RR())    # 11,304,267 weights, 11,172,170 without the head
-"""
+"""Pre-activation ResNets: 18 and WideResNet-34-10 of the paper, and 8 for 8x8 images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

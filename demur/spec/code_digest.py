@@ -1,8 +1,5 @@
 """Digests of a user's code, so that no result of other code is taken for this one's.
 
-    code_of(spec)            # {"myrej:Gini": digest} for classes outside of demur
-    fingerprint(model)       # of its classes, wrappers, settings and tensors
-
 The digest of a class or function covers the module that defines it, without comments and layout. It
 does not cover the modules that this one imports.
 """

@@ -1,9 +1,4 @@
-"""Field types with conditions, and a check of values against them.
-
-steps: PositiveInt
-convert_value("ten", PositiveInt, "PGD.steps")
-# BadInput: PGD.steps must be a whole number of at least 1, not 'ten'
-"""
+"""Field types with conditions, and a check of values against them."""
 
 import math
 from collections.abc import Callable

@@ -41,16 +41,11 @@ def allow_import(path: str) -> None:
 
 
 def import_object(path: str, kind: type | None = None, instead: str = "") -> Any:
-    """Return what module:name names.
+    """Return what module:name names; raise BadInput if the import is not allowed or fails.
 
-    Args:
-        path: The text module:name.
-        kind: A class of which subclasses in modules that are imported already are allowed. Other
-            names are not: any such module has functions, such as os.abort, that no file may call.
-        instead: What else the user can do if the import is not allowed, for the message.
-
-    Raises:
-        BadInput: The import is not allowed, or it fails.
+    Of modules that are imported already the subclasses of `kind` are allowed. Other names are not:
+    any such module has functions, such as os.abort, that no file may call. `instead` is what else
+    the user can do, for the message.
     """
     check_import_path(path)
     module, _, name = path.partition(":")

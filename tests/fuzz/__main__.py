@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-KINDS = ("spec", "json", "npz", "safetensors", "pickle", "state", "argv", "bundle", "api", "stored")
+KINDS = ("spec", "json", "npz", "safetensors", "state", "argv", "bundle", "api", "stored")
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "other meaning", "crash")
 FAILURES = OUTCOMES[2:]
 MOST_SHOWN = 20

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from safetensors.torch import save as bytes_of
 
-from demur.data.cifar import read_part
-from demur.data.cifar_files import CIFAR10_FILES, PIXELS, Part
 from demur.files.atomic import content_digest, read_tensors
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run
@@ -192,50 +190,6 @@ def _weights() -> bytes:
     return bytes(bytes_of(LIKE))
 
 
-# ---------------------------------------------------------------------------------- pickles
-
-
-PART = Part("batch", 2, None)
-
-
-def pickle_file(random: Random, folder: Path) -> bool:
-    """Read a batch of CIFAR images from a mutated pickle, or from random operations."""
-    import pickle
-
-    path = folder / PART.name
-    if random.random() < 0.7:
-        pixels = np.zeros((2, PIXELS), np.uint8)
-        batch = {b"data": pixels, b"labels": [3, 4], "names": ["a", "b"], "more": (1, None, 2.5)}
-        whole = pickle.dumps(batch, protocol=random.choice((0, 2, 2, 3, 4)))
-        cut = whole.find(bytes(1000)) if random.random() < 0.9 else -1
-        content = mutate_bytes(random, whole) if cut < 0 else (
-            mutate_bytes(random, whole[:cut]) + whole[cut:]
-        )  # fmt: skip
-    else:
-        content = _operations(random)
-    path.write_bytes(content)
-    layout = next(one for one in CIFAR10_FILES.layouts if one.form == "python")
-    found = read_part(layout, folder, PART, 10)
-    expect(found.pixels.shape == (2, PIXELS) and found.pixels.dtype == np.uint8, "other pixels")
-    expect(found.y.shape == (2,) and bool(((found.y >= 0) & (found.y < 10)).all()), "other labels")
-    return True
-
-
-def _operations(random: Random) -> bytes:
-    import pickletools
-
-    codes = [operation.code.encode("latin1") for operation in pickletools.opcodes]
-    parts = [b"\x80\x02"]
-    for _ in range(random.randrange(1, 40)):
-        parts += [
-            random.choice(codes),
-            random.choice((b"", b"", b"", b"\0", b"\x05", random.randbytes(4), b"\xff" * 4, b"1\n",
-                           b"99999999\n", b"numpy\ndtype\n", b"os\nsystem\n", b"\x01\0\0\0a",
-                           struct.pack("<Q", random.getrandbits(random.choice((8, 40, 63)))))),
-        ]  # fmt: skip
-    return b"".join([*parts, b"."])
-
-
 # ---------------------------------------------------------------------------------- states
 
 
@@ -262,7 +216,7 @@ def state(random: Random, folder: Path) -> bool:
 
 
 KINDS: dict[str, Callable[[Random, Path], bool]] = {
-    "spec": spec, "json": json_file, "npz": npz, "safetensors": safetensors, "pickle": pickle_file,
-    "state": state, "argv": argv, "bundle": bundle, "api": api,
+    "spec": spec, "json": json_file, "npz": npz, "safetensors": safetensors, "state": state,
+    "argv": argv, "bundle": bundle, "api": api,
     "stored": stored,
 }  # fmt: skip
