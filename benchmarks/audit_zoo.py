@@ -1,17 +1,23 @@
 """Audit the models of tests/audit_zoo.py beside other libraries, and write docs/audit-zoo.md.
 
     python benchmarks/audit_zoo.py --seed 1 --n 24 --minutes 8     # the same command goes on
+    python benchmarks/audit_zoo.py --seed 1 --n 24 --minutes 8 --processes 12
 
-Every row is kept as it is made, in two parts: what other libraries find, and the audit. The seed
+Every row is kept as it is made, in two parts: the audit, and what other libraries find. The seed
 chooses weights, images and random numbers; seed 0 has the nets on which checks were chosen.
 """
 
 import json
+import os
+import platform
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -33,6 +39,7 @@ from demur.cli.app import main
 from demur.errors import BadInput, suggestion
 from demur.output import as_output, prediction
 from demur.rejectors.rule import Rejector, Score, as_score
+from demur.version import code_version
 from peer_adapters import (
     PeerSetup,
     foolbox_pgd,
@@ -42,8 +49,8 @@ from peer_adapters import (
     torchattacks_apgd,
 )
 from tests import audit_zoo
-from tests.audit_zoo import Entry
-from tests.audit_zoo_odd import ALL
+from tests.audit_zoo import HONEST, Entry
+from tests.audit_zoo_odd import ALL, ODD_HONEST
 
 app = typer.Typer(name="audit_zoo", add_completion=False, pretty_exceptions_enable=False)
 ROOT = Path(__file__).parents[1]
@@ -51,8 +58,9 @@ Row = dict[str, Any]
 STORED = Path(__file__).with_name("audit-zoo-digits-cpu.jsonl")
 DRAWS = 100  # passes over which the answers of a random model are averaged
 PEERS = ("pyautoattack", "torchattacks", "ART", "foolbox")
-PARTS = ("peers", "audit")
-NO_SIGN = "no known sign of failure"
+PARTS = ("audit", "peers")
+NO_SIGN, NOT_AUDITED, FAILED = "no known sign of failure", "not audited", "not finished"
+CPU = platform.machine()
 PAGE = """# Grades of the audit
 
 For an auditor who asks what the three grades of `demur audit` are worth. The models are those of
@@ -62,6 +70,7 @@ the audit rejects them with one sentence and gives no grade.
 
 - Broken models with the grade "no known sign of failure": **{comfort}**.
 - Honest models with another grade: **{alarms}**.
+- Audits that did not end: **{failed}**.
 - Other libraries that break more than one image more than the audit: **{above}**
   ({pairs} pairs of a library and a model, {measured} models).
 
@@ -77,8 +86,8 @@ errors count, and the peers attack the classifier alone.
 The page is made by `python benchmarks/audit_zoo.py --seed {seed} --n {n}`, code {commits};
 rows are kept as they are made and may be older than some checks. The seed chooses the weights of
 all nets, the images and the random numbers of attacks. Checks and tolerances were chosen on nets
-and images of seed 0, so another seed is the fair test. torch 2.13, ARM, pyautoattack 0.2.0,
-torchattacks 3.5.1, ART 1.20.1, foolbox 3.3.4.
+and images of seed 0, so another seed is the fair test. {machines}; pyautoattack 0.2.0, torchattacks
+3.5.1, ART 1.20.1, foolbox 3.3.4.
 
 | model | known | ours | pyautoattack | torchattacks | ART | foolbox | grade | signs |
 |---|---:|---:|---:|---:|---:|---:|---|---|
@@ -233,7 +242,7 @@ def audited(entry: Entry, threshold: float | None, x: Tensor, y: Tensor, seed: i
             seed=seed,
         )  # fmt: skip
     except BadInput as error:
-        return {"grade": "not audited", "signs": [str(error).split(";")[0]], "ours": None}
+        return {"grade": NOT_AUDITED, "signs": [str(error).split(";")[0]], "ours": None}
     result = report.accepted_errors or report.autoattack
     signs = [*dict.fromkeys(flag.kind for flag in report.flags)]
     fresh = broken(entry, threshold, result.x_adv, y)
@@ -252,7 +261,6 @@ def part_of(name: str, part: str, n: int, seed: int) -> Row:
     torch.manual_seed(seed)
     if part == "audit":
         values = audited(entry, threshold, x, y, seed)
-        values["commit"] = commit()
     else:
         try:
             values = dict(peers(entry, threshold, x, y))
@@ -261,13 +269,43 @@ def part_of(name: str, part: str, n: int, seed: int) -> Row:
         except BadInput:
             values = dict.fromkeys(("known", *PEERS))
     values["seconds"] = round(perf_counter() - started, 1)
-    return {"name": name, "part": part, "n": n, "seed": seed, "honest": entry.honest} | values
+    return header(name, part, n, seed) | {"honest": entry.honest} | values
 
 
-def commit() -> str:
-    """Return the commit of the code."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
+def header(name: str, part: str, n: int, seed: int) -> Row:
+    """Return what a row is about and what made it."""
+    made_by = {"commit": code_version(), "machine": f"torch {torch.__version__}, {CPU}"}
+    return {"name": name, "part": part, "n": n, "seed": seed} | made_by
+
+
+def in_process(name: str, part: str, n: int, seed: int, seconds: float) -> Row | None:
+    """Return a row that another process makes, of one thread; None if it takes more seconds."""
+    with TemporaryDirectory() as folder:
+        store = Path(folder) / "row.jsonl"
+        command = [
+            sys.executable, __file__, "--only", name, "--part", part, "--n", str(n),
+            "--seed", str(seed), "--store", str(store), "--out", str(store.with_suffix(".md")),
+        ]  # fmt: skip
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        try:
+            ended = subprocess.run(
+                command, env=os.environ | threads, timeout=seconds, check=False,
+                capture_output=True, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return None
+        if store.exists():
+            sys.stderr.write(ended.stderr)
+            return stored(store, n, seed)[name, part]
+        reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+        return not_made(name, part, n, seed, f"an error: {reason[:200]}")
+
+
+def not_made(name: str, part: str, n: int, seed: int, reason: str) -> Row:
+    """Return the row of an audit or of peers that did not end."""
+    honest = {"honest": name in (HONEST | ODD_HONEST)}
+    values: Row = {"grade": FAILED, "signs": [reason], "ours": None} if part == "audit" else {}
+    return header(name, part, n, seed) | honest | values
 
 
 def stored(store: Path, n: int, seed: int) -> dict[tuple[str, str], Row]:
@@ -290,7 +328,8 @@ def page(rows: list[Row]) -> str:
         ]) + " |"
         for row in rows
     ]  # fmt: skip
-    graded = [row for row in rows if row["grade"] != "not audited"]
+    graded = [row for row in rows if row["grade"] not in (NOT_AUDITED, FAILED)]
+    refused = sum(row["grade"] == NOT_AUDITED for row in rows)
     wrong = [row for row in graded if (row["grade"] == NO_SIGN) != row["honest"]]
     honest = sum(row["honest"] for row in graded)
     comfort = sum(not row["honest"] for row in wrong)
@@ -301,12 +340,47 @@ def page(rows: list[Row]) -> str:
     above = ", ".join(f"{name} (+{gap:.3g})" for gap, name in sorted(gaps)[::-1] if gap > 1)
     return PAGE.format(
         n=rows[0]["n"], seed=rows[0]["seed"], draws=DRAWS, rows="\n".join(lines),
-        broken=len(graded) - honest, honest=honest, refused=len(rows) - len(graded),
+        broken=len(graded) - honest, honest=honest, refused=refused,
+        failed=len(rows) - len(graded) - refused,
         comfort=f"{comfort} of {len(graded) - honest}",
         alarms=f"{len(wrong) - comfort} of {honest}",
         measured=len({name.split(" on ", 1)[1] for _, name in gaps}), pairs=len(gaps),
         above=above or "none", commits=", ".join(sorted({row["commit"] for row in rows})),
+        machines=" and ".join(sorted({row.get("machine", "torch 2.13, ARM") for row in rows})),
     )  # fmt: skip
+
+
+Task = tuple[str, str]  # the name of a model, and the part of its row
+
+
+def in_order(tasks: list[Task], store: Path) -> list[Task]:
+    """Return audits before peers, and the slowest first by the seconds of rows of any seed."""
+    lines = store.read_text(encoding="utf-8").splitlines() if store.exists() else []
+    seconds = {(row["name"], row["part"]): row.get("seconds", 0) for row in map(json.loads, lines)}
+    return sorted(tasks, key=lambda task: (PARTS.index(task[1]), -seconds.get(task, 0)))
+
+
+def make_rows(
+    tasks: list[Task], store: Path, n: int, seed: int, minutes: float, processes: int, limit: float
+) -> None:
+    """Make rows one by one, or in processes, and store each as it is made."""
+    end, writing = perf_counter() + 60 * minutes, Lock()
+
+    def make(task: Task) -> None:
+        left = end - perf_counter()
+        if left <= 0:
+            return
+        row = in_process(*task, n, seed, min(limit, left)) if processes else part_of(*task, n, seed)
+        if row is None and left <= limit:
+            return  # the next run begins it again
+        row = row or not_made(*task, n, seed, f"not finished after {limit:g} s")
+        line = json.dumps(row, separators=(",", ":"))
+        with writing, store.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            typer.echo(line)
+
+    with ThreadPoolExecutor(max(1, processes)) as pool:
+        list(pool.map(make, tasks))  # raises what a task raises
 
 
 @app.command()
@@ -314,28 +388,24 @@ def run(
     n: Annotated[int, typer.Option(help="Test images.")] = 24,
     seed: Annotated[int, typer.Option(help="Of weights, images and attacks.")] = 0,
     only: Annotated[str, typer.Option(help="These models, separated by semicolons.")] = "",
-    part: Annotated[str, typer.Option(help="peers or audit; both without it.")] = "",
+    part: Annotated[str, typer.Option(help="audit or peers; both without it.")] = "",
     minutes: Annotated[float, typer.Option(help="No row begins after them.")] = float("inf"),
-    share: Annotated[str, typer.Option(help="K/N: every Nth row, to run beside others.")] = "0/1",
+    processes: Annotated[int, typer.Option(help="Rows made at once, each by one process.")] = 0,
+    limit: Annotated[float, typer.Option(help="Most seconds of a process.")] = 600.0,
     again: Annotated[bool, typer.Option("--again", help="Also rows that are stored.")] = False,
     out: Annotated[Path, typer.Option(help="The page.")] = ROOT / "docs" / "audit-zoo.md",
     store: Annotated[Path, typer.Option(help="Where the rows are kept.")] = STORED,
 ) -> None:
     """Audit the zoo; the exit code is 1 if a broken model shows no sign."""
     warnings.simplefilter("ignore")
-    started, names = perf_counter(), only.split(";") if only else list(ALL)
+    names = only.split(";") if only else list(ALL)
     if unknown := next((name for name in names if name not in ALL), None):
         raise BadInput(f"the zoo has no {unknown!r}; {suggestion(unknown, ALL)}")
     audit_zoo.use_seed(seed)
-    keys = [(name, one) for one in PARTS if part in ("", one) for name in names]
-    position, workers = map(int, share.split("/"))
-    for name, one in keys[position::workers]:
-        done = stored(store, n, seed)
-        if ((name, one) not in done or again) and perf_counter() - started < 60 * minutes:
-            row = part_of(name, one, n, seed)
-            with store.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
-            typer.echo(json.dumps(row))
+    done = {} if again else stored(store, n, seed)
+    tasks = [(name, one) for one in PARTS if part in ("", one) for name in names]
+    missing = [task for task in tasks if task not in done]
+    make_rows(in_order(missing, store), store, n, seed, minutes, processes, limit)
     done = stored(store, n, seed)
     rows = [
         done.get((name, "peers"), {}) | done[name, "audit"]
