@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+import torch._functorch.config
 import typer
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
@@ -39,6 +40,7 @@ EPS = 8 / 255
 SMALL = Consistency(radius=1.4 / 255, step_size=0.001)
 LARGE = Consistency(radius=4 / 255, step_size=1 / 255)
 Net = Callable[[Tensor], Output]
+torch._functorch.config.donated_buffer = False  # attacks call backward twice on one output
 
 
 class WithHead(nn.Module):
@@ -105,7 +107,7 @@ def attacked_through_head(net: Net, x: Tensor, y: Tensor, steps: int) -> Tensor:
 
 
 def trained_head(
-    net: nn.Module, x: Tensor, y: Tensor, target: str, epochs: int, batch: int, steps: int = 10
+    net: nn.Module, x: Tensor, y: Tensor, target: str, epochs: int, batch: int, compiled: bool
 ) -> WithHead:
     """Train a head of the frozen net on clean images and on images attacked through the head."""
     torch.manual_seed(0)
@@ -113,7 +115,7 @@ def trained_head(
         width = as_output(net(x[:2])).feature.shape[1]
     head = DenseAux(width).to(x.device)
     both = WithHead(net, head)
-    fast = LowPrecision(both)
+    fast = LowPrecision(both, compiled)
     adam = torch.optim.Adam(head.parameters(), 1e-3)
     total = epochs * (len(x) // batch)
     rate = torch.optim.lr_scheduler.OneCycleLR(adam, 2e-3, total_steps=total)
@@ -122,7 +124,7 @@ def trained_head(
             clean = x[rows]
             clean = clean.flip(-1) if torch.rand(()) < 0.5 else clean
             head.eval()
-            shown = torch.cat((clean, attacked_through_head(fast, clean, y[rows], steps)))
+            shown = torch.cat((clean, attacked_through_head(fast, clean, y[rows], 10)))
             labels = y[rows].repeat(2)
             parts = [fast(part).detached() for part in shown.split(batch)]
             out = Output(*(torch.cat(part) for part in zip(*parts, strict=True)))
@@ -152,8 +154,8 @@ def trained_head(
 class Study:
     """Attacks on the rejectors of one net, and the highest exact scores that they find."""
 
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.net, self.x, self.y = net, x, y
+    def __init__(self, net: nn.Module, x: Tensor, y: Tensor, compiled: bool) -> None:
+        self.net, self.x, self.y, self.compiled = net, x, y, compiled
         self.con_examples: Tensor | None = None
         self.rows: dict[str, dict[str, Any]] = {}
         self.scores: dict[str, np.ndarray[Any, Any]] = {}
@@ -170,7 +172,7 @@ class Study:
         net, begin = net or self.net, perf_counter()
         clean, wrong_clean = exact_scores(rejector, net, self.x, self.y)
         worst = clean.masked_fill(~wrong_clean, -torch.inf)
-        fast, found = LowPrecision(net), {}
+        fast, found = LowPrecision(net, self.compiled), {}
         examples = {}
         if self.con_examples is not None:
             examples["examples for confidence"] = self.con_examples
@@ -239,6 +241,7 @@ def consistency_head(
     batch: Annotated[int, typer.Option(help="Batch size of the heads' training.")] = 1000,
     steps: Annotated[int, typer.Option(help="Steps of attacks on scores of the output.")] = 100,
     image_steps: Annotated[int, typer.Option(help="Steps of attacks through queries.")] = 50,
+    compiled: Annotated[bool, typer.Option(help="Compile the net on a GPU.")] = True,
     data: Annotated[str | None, typer.Option(help="Folder of the data set.")] = None,
     device: Device = "auto",
 ) -> None:
@@ -253,7 +256,7 @@ def consistency_head(
         return {"its own score": WorstScore(ball, rejector, steps=steps)}
 
     with tf32("fp32"):
-        study = Study(net, x, y)
+        study = Study(net, x, y, compiled)
         study.measure("confidence", Con(), attack(Con()))
         study.measure("R-Con", RCon(), attack(RCon()))
         for name, one in (("consistency 1.4/255", SMALL), ("consistency 4/255", LARGE)):
@@ -261,7 +264,7 @@ def consistency_head(
         x_fit, y_fit = (part.to(on) for part in splits["fit"].batch(slice(0, fit)))
         for target in ("consistency", "T-Con"):
             begin = perf_counter()
-            both = trained_head(net, x_fit, y_fit, target, epochs, batch)
+            both = trained_head(net, x_fit, y_fit, target, epochs, batch, compiled)
             sys.stdout.write(f"trained in {perf_counter() - begin:.0f} s\n")
             if target == "consistency":
                 study.measure("head for consistency, A", Rectifier(), attack(Rectifier()), both)
