@@ -18,7 +18,7 @@ from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, resolve_thresholds
 from demur.output import Output
-from demur.paper.adaptive import ETAS, AdaptivePlan, Measure, Trial, marks, minima
+from demur.paper.adaptive import ETAS, AdaptivePlan, Measure, Trial, formula, marks, minima
 from demur.recipes import ADAPTIVE_OBJECTIVES, NAMED_ATTACKS, RECIPES, attack, recipe
 from demur.rejectors import Con, RCon
 from demur.runs import Run
@@ -71,7 +71,7 @@ def test_objectives_equal_their_formulas(name: str, y: int, tau: float) -> None:
 
 
 def test_all_six_objectives_have_names_and_formulas() -> None:
-    formulas = {name: objective.formula(RR_RUN) for name, objective in ADAPTIVE_OBJECTIVES.items()}
+    formulas = {name: formula(objective, RR_RUN) for name, objective in ADAPTIVE_OBJECTIVES.items()}
     assert formulas == {
         "ce-log-score": "CE + eta log R-Con",
         "ce-rr": "CE + eta L_RR",

@@ -57,6 +57,7 @@ from demur.rejectors import Con, Coupled, RCon
 from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec
 from tests.linear import LinearNet, centred_images
+from tests.objective_examples import objective_example
 from tests.quick_net import QuickNet
 
 RULE = AcceptedError(RCon(), 0.6)
@@ -255,7 +256,7 @@ class TestArguments:
             PGD(Linf(0.1), steps=1)(tiny_net, *spoil(*batch))
 
 
-OBJECTIVE_EXAMPLES = {cls.__name__: cls.example(RULE, CE()) for cls in OBJECTIVES}
+OBJECTIVE_EXAMPLES = {cls.__name__: objective_example(cls, RULE) for cls in OBJECTIVES}
 
 
 @pytest.mark.parametrize("name", OBJECTIVE_EXAMPLES)

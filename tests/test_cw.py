@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, FalseRejection, MultiTarget
-from demur.attacks.cw import CW, CWHinge, to_pixels, to_tanh_space
+from demur.attacks.cw import CW, to_pixels, to_tanh_space
+from demur.attacks.rounding import SuccessMargins
 from demur.data import Images
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, Energy, RCon
@@ -167,6 +168,6 @@ def test_the_hinge_adds_logit_and_accept_margins() -> None:
     out, y = net(x), prediction(net(x))
     first, second = out.logits.topk(2).values.unbind(-1)
     rule = AcceptedError(Energy(), 50.0)
-    plain, with_rule = (CWHinge(c, 0.0)(out, y) for c in (CW().criterion, rule))
+    plain, with_rule = (SuccessMargins(c)(out, y) for c in (CW().criterion, rule))
     assert torch.allclose(plain, first - second, atol=1e-3)
     assert torch.allclose(with_rule - plain, 50 - Energy()(out), atol=1e-3)

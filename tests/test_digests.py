@@ -1,13 +1,14 @@
 """Digests of specs: they depend on every field, and those of named specs never change."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.recipes import VOCABULARY, recipe
-from demur.recipes.training import spelled_out
+from demur.methods import HEADS
+from demur.recipes import RECIPES, VOCABULARY, recipe
 from demur.spec import Spec, digest, later, read, show
 from demur.spec.field_types import Positive, PositiveInt
 from tests.test_spec import NAMED
@@ -58,6 +59,28 @@ def test_a_new_version_changes_the_digest() -> None:
 def test_the_digest_depends_on_every_field(a: int, b: float, mode: Literal["x", "y"]) -> None:
     spec = Toy(a, b, mode)
     assert (digest(spec) == digest(Toy())) == (spec == Toy())
+
+
+HEAD_NAMES = [head.__name__ for head in HEADS[1:]]
+CHANGES = (  # parts of a golden name that no recipe has, and the changes that they stand for
+    (r"^cifar100-", "cifar10-", "data=CIFAR100()"),
+    (r"-wrn", "", "net=WideResNet()"),
+    (r"-snet-(\d+)-(0\.\d)", "-snet", r"head.weight=\1 head.coverage=\2"),
+    (r"-ebd-6-0", "-ebd", "head.m_in=6 head.m_out=0"),
+    (r"-ebd-swapped", "-ebd", "head.m_in=-5 head.m_out=-23 head.weight=1"),
+    *((rf"(?<!pgdat)-{name.lower()}", "", f"head={name}()") for name in HEAD_NAMES),
+)
+
+
+def spelled_out(name: str) -> list[str]:
+    """A recipe and its changes for a golden name such as cifar10-pgdat-rr-wrn."""
+    changes: list[str] = []
+    for pattern, shorter, change in CHANGES:
+        found = None if name in RECIPES else re.search(pattern, name)
+        if found:
+            name = name[: found.start()] + shorter + name[found.end() :]
+            changes += found.expand(change).split()
+    return [name, *changes] if changes and name in RECIPES else []
 
 
 def test_digests_of_named_specs_are_frozen() -> None:

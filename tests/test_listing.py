@@ -107,10 +107,3 @@ def test_recipes_fit_a_screen_and_are_described_in_words(command: Command) -> No
     assert len(shown) <= 48
     line = next(line for line in shown if line.startswith("cifar10-pgdat-rr "))
     assert line.split(maxsplit=1)[1] == "PGD-AT with the RR head, ResNet-18, 110 epochs"
-
-
-def test_a_name_with_a_net_or_settings_is_spelled_out(command: Command) -> None:
-    typed = "write cifar10-pgdat-snet 'net=WideResNet()' head.weight=16 head.coverage=0.8"
-    for words in (["train"], ["list"]):
-        expect_error(command(*words, "cifar10-pgdat-snet-16-0.8-wrn"), typed)
-    expect_error(command("train", "digits-standard-rr"), "write digits-standard 'head=RR()'")

@@ -248,7 +248,6 @@ FUNCTIONS: list[Callable[[ArrayLike, ArrayLike], object]] = [
     metrics.risk_coverage,
     metrics.ece,
     lambda score, correct: metrics.stats_at_threshold(score, correct, 0.5),
-    lambda score, correct: metrics.paired_difference(metrics.auroc, score, score, correct),
 ]
 
 
@@ -321,8 +320,6 @@ class TestBadInput:
             metrics.bootstrap(metrics.auroc, [0, 1], [0, 1, 1])
         with pytest.raises(BadInput, match="NaN on a resample"):
             metrics.bootstrap(lambda _: math.nan, [0, 1], resamples=2)
-        with pytest.raises(BadInput, match="numbers of images differ"):
-            metrics.paired_difference(metrics.auroc, [1, 2], [1, 2, 3], [0, 1])
 
     @pytest.mark.parametrize("correct", [0, 1])
     @pytest.mark.parametrize("score", [-INF, 0.5])

@@ -30,6 +30,7 @@ from demur.sanity.evidence import weaker
 from demur.spec import Spec, read, show
 from tests import test_attacks, test_methods, test_rejectors
 from tests.conftest import Command
+from tests.objective_examples import objective_example
 from tests.quick_net import QuickNet
 
 
@@ -207,7 +208,7 @@ def test_contracts(
     common: dict[str, Any] = {"tiny_net": tiny_net, "batch": batch, "test_images": test_images}
     monkeypatch.setitem(test_attacks.SHORT, "fgsm", NAMED_ATTACKS["fgsm"](RECIPES["digits-pgdat"]))
     check_contract(test_attacks.TestContract, name="fgsm", quick_net=quick_net, **common)
-    example = SoftMargin.example(test_attacks.RULE, CE())
+    example = objective_example(SoftMargin, test_attacks.RULE)
     monkeypatch.setitem(test_attacks.OBJECTIVE_EXAMPLES, "own", example)
     check_contract(test_attacks.TestObjectiveContract, name="own", **common)
     x, y = tiny_source.splits["fit"].batch(slice(0, 500))

@@ -59,11 +59,12 @@ from demur.rejectors import (
     RCon,
 )
 from demur.spec import Spec, differences, edit, importing, lines, read, show
+from tests.objective_examples import objective_example
 
 _SLIPS = AcceptedError(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
     **{cls.__name__: cls() for cls in (*FRAMEWORKS, *HEADS, *REJECTORS)},
-    **{cls.__name__: cls.example(_SLIPS, CE()) for cls in OBJECTIVES},
+    **{cls.__name__: objective_example(cls, _SLIPS) for cls in OBJECTIVES},
     **RECIPES,
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive on a plain net": NAMED_ATTACKS["adaptive"](RECIPES["digits-pgdat"]),

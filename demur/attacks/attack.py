@@ -159,7 +159,7 @@ class Attack(Spec, ABC):
 
     def balls(self) -> set[Ball]:
         """Return the balls of the attack and its parts; empty if it may return any image."""
-        if self.leaves_ball:
+        if self._field("any_distance", False):
             return set()
         parts = [getattr(self, f.name) for f in fields(self)]
         if own := {part for part in parts if isinstance(part, Ball)}:
@@ -223,16 +223,6 @@ class Attack(Spec, ABC):
     def keep_rule(self) -> str | None:
         """Which iterate is returned, "success" or "max_objective": the field `keep`."""
         return self._field("keep", None)
-
-    @property
-    def leaves_ball(self) -> bool:
-        """Whether examples may lie outside of the ball: the field `any_distance`."""
-        return self._field("any_distance", False)
-
-    @property
-    def noise_seed(self) -> int | None:
-        """The seed of all random numbers: the field `seed`."""
-        return self._field("seed", None)
 
     @property
     def seeks_misclassification(self) -> bool:

@@ -224,9 +224,7 @@ class L1(Ball):
     def sparse_direction(self, grad: Tensor, share: Tensor) -> Tensor:
         """Return equal steps along the largest entries of a gradient, together of unit norm.
 
-        Args:
-            grad: The gradient, N, C, H, W.
-            share: The share of the pixels that move, N; at least one pixel does.
+        `share` is that of the pixels that move, N; at least one pixel does.
         """
         size = grad.abs().flatten(1)
         ascending, pixels = size.sort(1).values, size.shape[1]

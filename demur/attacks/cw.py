@@ -22,7 +22,6 @@ from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
 from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
-from demur.output import Output
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
@@ -39,20 +38,6 @@ class MinimalDistortion(NamedTuple):
     x_adv: Tensor  # shape of x
     broken: Tensor  # whether a success was confirmed in every pass, N, bool
     distance: Tensor  # of x_adv, N; infinite without success
-
-
-@dataclass(frozen=True)
-class CWHinge(SuccessMargins):
-    """The hinge loss of the attack: what is missing for success, 0 at a success, N.
-
-    It is what the logit margin and the accept margin of each score of the criterion lack.
-    """
-
-    def __call__(
-        self, out: Output, y: Tensor, needed: Tensor | None = None, *target: Tensor
-    ) -> Tensor:
-        margins = self.margins(out, y, *target)
-        return (-margins if needed is None else needed - margins).clamp_min(0).sum(1)
 
 
 @dataclass
@@ -130,8 +115,8 @@ class CW(IterativeAttack[CWState]):
         return self.searches * self.steps - 1
 
     @property
-    def _hinge(self) -> CWHinge:
-        return CWHinge(self.criterion, self.confidence)
+    def _hinge(self) -> SuccessMargins:
+        return SuccessMargins(self.criterion, self.confidence)
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, CWState]:
         return batch, self.step(batch, self._initial_state(batch.x), 0)

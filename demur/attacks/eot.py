@@ -47,13 +47,6 @@ class EOTPGD(Attack):
         passes: The number of passes that judge a restart; none are made for a single restart.
         targeted: Let each restart aim at another wrong class, by decreasing mean logit.
         seed: The seed of the random starts; the draws of the model are its own.
-
-    Example:
-        >>> import torch
-        >>> from demur import Linf
-        >>> from demur.attacks import EOTPGD
-        >>> noisy = lambda x: (x + 0.1 * torch.randn_like(x)).flatten(1)
-        >>> x_adv = EOTPGD(Linf(8 / 255))(noisy, torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 
     ball: Ball

@@ -54,6 +54,13 @@ class SuccessMargins:
         label = target[0] if target else best_wrong_class(out.logits, y)
         return torch.cat((margin, self._decision(out, self.criterion, label)), 1)
 
+    def __call__(
+        self, out: Output, y: Tensor, needed: Tensor | None = None, *target: Tensor
+    ) -> Tensor:
+        """Return the hinge loss of C&W: what the margins lack, in sum, N; 0 at a success."""
+        margins = self.margins(out, y, *target)
+        return (-margins if needed is None else needed - margins).clamp_min(0).sum(1)
+
     def _decision(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
         """Return the margins of the decision; one low score is enough to reject."""
         sign = 1 if isinstance(criterion, AcceptedError) else -1

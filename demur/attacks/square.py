@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from demur import noise
-from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L1, L2, Ball, Linf
@@ -52,10 +51,6 @@ class SquareState(SearchState):
         Near the boundary a model that is not `exact` would call every proposal a success, so there
         a candidate must also raise the objective.
         """
-        if kernels.square_fits(self.x_adv, proposal, self.value, value):
-            state = self.x_adv, self.value, self.candidate, self.refuted
-            new = kernels.update_square(state, proposal, value, candidate, first, exact)
-            return replace(self, x_adv=new[0], value=new[1], candidate=new[2])
         better = (value > self.value) | first
         better = better | candidate if exact else better
         taken = better & (~self.candidate | (self.refuted & candidate))
@@ -154,8 +149,6 @@ class Square(IterativeAttack[SquareState]):
             delta = _moved_norm(draw, x_adv - x, self._side(x, query, 3), eps, 1)
             return self.ball.project(x, x + delta)
         side = self._side(x, query, 1)
-        if kernels.square_fits(x, x_adv, draw.uniforms):
-            return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
         pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
         step = _numbers_on(x.device, x.dtype, 2 * eps).copysign(draw.uniforms[:, 5:, None] - 0.5)
         inside = x_adv.flatten(2).gather(2, pixels) + step

@@ -9,7 +9,7 @@ order of their tests. The other images test them in sequence by the fallback pro
 """
 
 import math
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -46,19 +46,20 @@ class Guarantee(OperatingPoint):
     is_upper_bound: bool = False  # whether the share stays at or below `level`, else at or above
     level: float
     confidence: float = 0.95
+    claim: str  # the guarantee in words, with {} for the level
+    observation: str  # the counts in words, with {} for hits and trials
 
     @property
-    @abstractmethod
     def statement(self) -> str:
-        """The guarantee in words."""
+        return self.claim.format(percent(self.level))
 
-    @abstractmethod
-    def describe_counts(self, hits: int, trials: int) -> str:
-        """Observed counts of the share in words."""
-
-    @abstractmethod
     def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
         """Numerator and denominator of the share for each candidate on a path, K each."""
+        if self.quantity == "risk":
+            return counts.accepted_wrong, counts.accepted
+        if self.quantity == "tpr":
+            return counts.accepted_correct, np.full_like(counts.accepted, counts.correct)
+        return counts.accepted, np.full_like(counts.accepted, counts.n)
 
     def p_value(self, hits: IntArray | int, trials: IntArray | int) -> FloatArray:
         """Probability of such counts, or better ones, if the guarantee does not hold."""
@@ -71,34 +72,33 @@ class Guarantee(OperatingPoint):
 
 def binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     """P(X <= k) for X ~ Binomial(n, p)."""
-    hits, trials = np.asarray(k), np.asarray(n)
-    inner = (hits >= 0) & (hits < trials)
-    a, b = np.where(inner, hits + 1, 1), np.where(inner, trials - hits, 1)
-    return np.where(inner, special.betaincc(a, b, p), hits >= trials)
+    return _of_beta(special.betaincc, np.asarray(k) + 1, n, p, below=0.0, above=1.0)
 
 
 def binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     """P(X >= k) for X ~ Binomial(n, p)."""
-    hits, trials = np.asarray(k), np.asarray(n)
-    inner = (hits > 0) & (hits <= trials)
-    a, b = np.where(inner, hits, 1), np.where(inner, trials - hits + 1, 1)
-    return np.where(inner, special.betainc(a, b, p), hits <= 0)
+    return _of_beta(special.betainc, np.asarray(k), n, p, below=1.0, above=0.0)
 
 
 def upper_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
     """Clopper-Pearson upper bound: the p with P(X <= k) = error; 1 for k = n."""
-    hits, trials = np.asarray(k), np.asarray(n)
-    inner = hits < trials
-    a, b = np.where(inner, hits + 1, 1), np.where(inner, trials - hits, 1)
-    return np.where(inner, special.betainccinv(a, b, error), 1.0)
+    return _of_beta(special.betainccinv, np.asarray(k) + 1, n, error, below=0.0, above=1.0)
 
 
 def lower_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
     """Clopper-Pearson lower bound: the p with P(X >= k) = error; 0 for k = 0."""
-    hits, trials = np.asarray(k), np.asarray(n)
-    inner = hits > 0
-    a, b = np.where(inner, hits, 1), np.where(inner, trials - hits + 1, 1)
-    return np.where(inner, special.betaincinv(a, b, error), 0.0)
+    return _of_beta(special.betaincinv, np.asarray(k), n, error, below=0.0, above=1.0)
+
+
+def _of_beta(
+    function: Callable[..., FloatArray], a: IntArray, n: ArrayLike, x: ArrayLike,
+    below: float, above: float,
+) -> FloatArray:  # fmt: skip
+    """function(a, n + 1 - a, x) of the a-th of n uniform numbers; other values for a < 1, a > n."""
+    b = np.asarray(n) + 1 - a
+    inner = (a > 0) & (b > 0)
+    value = function(np.where(inner, a, 1), np.where(inner, b, 1), x)
+    return np.where(inner, value, np.where(a > 0, above, below))
 
 
 def percent(share: float) -> str:
@@ -225,7 +225,7 @@ class Shortfall:
         start = f"no threshold gives {_claim(self.guarantee, self.confidence, self.under)}"
         if self.trials == 0:
             return f"{start}: {self.images:,} images are too few to test any; give more"
-        counts = self.guarantee.describe_counts(self.hits, self.trials)
+        counts = self.guarantee.observation.format(f"{self.hits:,}", f"{self.trials:,}")
         observed = f"{counts} ({percent(self.hits / self.trials)})"
         advice = (
             "more images would not help at that rate, but a better score might"

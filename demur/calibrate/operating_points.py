@@ -13,10 +13,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from demur.calibrate.certificate import Guarantee, certify_threshold, percent
-from demur.calibrate.threshold_path import Counts
+from demur.calibrate.certificate import Guarantee, certify_threshold
 from demur.metrics import BoolArray, FloatArray, threshold_at_tpr
-from demur.metrics.checks import IntArray
 from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec, later
 from demur.spec.field_types import Condition, UnitInterval
@@ -48,16 +46,8 @@ class TPR(Spec, Guarantee):
     level: UnitInterval
     split: Literal["cal", "test"] = field(default="cal", metadata=later(neutral="cal"))
     quantity = "tpr"
-
-    @property
-    def statement(self) -> str:
-        return f"at least {percent(self.level)} of the correct predictions accepted"
-
-    def describe_counts(self, hits: int, trials: int) -> str:
-        return f"{hits:,} of {trials:,} correct predictions accepted"
-
-    def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        return counts.accepted_correct, np.full_like(counts.accepted_correct, counts.correct)
+    claim = "at least {} of the correct predictions accepted"
+    observation = "{} of {} correct predictions accepted"
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
         return _finite_threshold(threshold_at_tpr(score, correct, self.level), score)
@@ -84,16 +74,8 @@ class Coverage(Spec, Guarantee):
 
     level: UnitInterval
     quantity = "coverage"
-
-    @property
-    def statement(self) -> str:
-        return f"at least {percent(self.level)} of the images accepted"
-
-    def describe_counts(self, hits: int, trials: int) -> str:
-        return f"{hits:,} of {trials:,} images accepted"
-
-    def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        return counts.accepted, np.full_like(counts.accepted, counts.n)
+    claim = "at least {} of the images accepted"
+    observation = "{} of {} images accepted"
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
         everyone = np.ones(len(correct), dtype=np.bool_)
@@ -125,16 +107,8 @@ class Risk(Spec, Guarantee):
     confidence: OpenUnitInterval = 0.95
     quantity = "risk"
     is_upper_bound = True
-
-    @property
-    def statement(self) -> str:
-        return f"at most {percent(self.level)} wrong among the accepted"
-
-    def describe_counts(self, hits: int, trials: int) -> str:
-        return f"{hits:,} of {trials:,} accepted predictions wrong"
-
-    def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        return counts.accepted_wrong, counts.accepted
+    claim = "at most {} wrong among the accepted"
+    observation = "{} of {} accepted predictions wrong"
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
         return certify_threshold(score, correct, self).thresholds[0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, app
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, shorten, suggestion
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -176,7 +176,7 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _show(name: str, changes: list[str]) -> None:
     """Print a recipe with all its fields, or the recipe and records of a run."""
-    from demur.recipes import RECIPES, hint_for
+    from demur.recipes import RECIPES
     from demur.recipes import recipe as recipe_named
     from demur.runs import Run, runs_in
     from demur.spec import digest, lines
@@ -191,8 +191,10 @@ def _show(name: str, changes: list[str]) -> None:
     if name in ("tables", "figures"):
         raise BadInput(f"the {name} of the paper are listed by demur paper {name[:-1]}")
     if name not in RECIPES and not name.startswith("@"):
-        hint = hint_for(name, [*ABOUT, *(run.name for run in runs_in(Path(RUNS)))])
-        raise BadInput(f"no kind, recipe or run is called {shorten(name)!r}; {hint}")
+        known = [*RECIPES, *ABOUT, *(run.name for run in runs_in(Path(RUNS)))]
+        raise BadInput(
+            f"no kind, recipe or run is called {shorten(name)!r}; {suggestion(name, known)}"
+        )
     recipe = recipe_named(name, changes)
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
 

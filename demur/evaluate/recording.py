@@ -407,7 +407,7 @@ class _Recording:
         run = self.loaded.run
         return {
             "n": len(self.images),
-            "seed": self.attack.noise_seed,
+            "seed": getattr(self.attack, "seed", None),
             "epoch": run.checkpoint["epoch"],
             "recipe": show(run.recipe, full=True),
             "created": datetime.now(UTC).isoformat(timespec="microseconds"),

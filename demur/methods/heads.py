@@ -72,20 +72,11 @@ class Head(Spec, ABC):
 
     @abstractmethod
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """Return the auxiliary module: pooled stage features to auxiliary outputs (N, A).
-
-        Args:
-            dims: The widths of the stages.
-            classes: The number of classes.
-        """
+        """Return the auxiliary module: pooled features of widths `dims` to outputs (N, A)."""
 
     @abstractmethod
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor | None:
-        """Return the weighted auxiliary loss of each attacked image (N), or None without one.
-
-        Args:
-            outputs: Outputs for the attacked images, and for clean ones if `needs_clean`.
-        """
+        """Return the weighted auxiliary loss of each attacked image (N), or None without one."""
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """Mean training loss of a batch: classification loss plus auxiliary loss.

@@ -81,15 +81,7 @@ class Method(Spec):
         return replace(self, framework=framework)
 
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """Attack a batch and return its mean training loss.
-
-        Args:
-            net: The net in train mode.
-            x: Images, N, C, H, W, in [0, 1].
-            y: Labels, N.
-            index: Positions of the images in the data set, N. They seed the attack's noise.
-            stream: Number of the training step, so that every step draws its own noise.
-        """
+        """Attack a batch and return its mean training loss; arguments as of `Framework.craft`."""
         x_adv = self.craft(net, x, y, index, stream)
         return self.batch_loss(net, x, x_adv, y, self.head_only_mask(index))
 

@@ -1,8 +1,7 @@
 """Confidence intervals: Wilson, bootstrap, and paired differences, over shared resamples.
 
-wilson(380, 400)                                # of a share
-bootstrap(auroc, score, correct)                # of any statistic, over resamples of the images
-paired_difference(auroc, rcon, con, correct)    # of two rejectors on the same images
+wilson(380, 400)                      # of a share
+bootstrap(auroc, score, correct)      # of any statistic, over resamples of the images
 """
 
 import math
@@ -66,43 +65,25 @@ def wilson(k: float, n: int, level: float = 0.95) -> Interval:
 def bootstrap(
     statistic: Callable[..., float],
     *arrays: ArrayLike,
-    within: ArrayLike | None = None,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """Percentile interval of statistic(*arrays) over resamples of the images.
 
-    All arrays are resampled with the same indices. `within` stratifies: each of its groups is
-    resampled by itself and keeps its size. A statistic that compares groups, such as AUROC, needs
-    this, since it is undefined on a resample without a wrong prediction.
+    All arrays are resampled with the same indices.
     """
-    return percentiles(_resampled(statistic, arrays, within, resamples, seed), level)
-
-
-def paired_difference(
-    statistic: Callable[[FloatArray, BoolArray], float],
-    score_a: ArrayLike,
-    score_b: ArrayLike,
-    correct: ArrayLike,
-    *,
-    within: ArrayLike | None = None,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Difference:
-    """statistic(a) - statistic(b) on the same resamples; arguments as in `bootstrap`.
-
-    The p-value is at least 2 / (1 + resamples).
-    """
-
-    def gap(one: FloatArray, other: FloatArray, is_correct: BoolArray) -> float:
-        return statistic(one, is_correct) - statistic(other, is_correct)
-
-    a, is_correct = scored_pair(score_a, correct, "score_a")
-    b, _ = scored_pair(score_b, correct, "score_b")
-    gaps = _resampled(gap, (a, b, is_correct), within, resamples, seed)
-    return resampled_difference(float(gap(a, b, is_correct)), gaps, level)
+    samples = {f"array {i}": np.asarray(array) for i, array in enumerate(arrays, 1)}
+    if not samples or resamples < 1:
+        raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
+    for name, sample in samples.items():
+        check_shape(sample, name)
+    n, generator = same_length(**samples), np.random.default_rng(seed)
+    drawn = (generator.integers(n, size=n) for _ in range(resamples))
+    values = np.array([statistic(*(one[rows] for one in samples.values())) for rows in drawn])
+    if np.isnan(values).any():
+        raise BadInput("the statistic is NaN on a resample; use one defined for every resample")
+    return percentiles(values, level)
 
 
 def resampled_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:
@@ -111,31 +92,6 @@ def resampled_difference(value: float, gaps: FloatArray, level: float = 0.95) ->
     other_side = 1 + min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
     p = min(1.0, 2 * other_side / (1 + len(gaps)))
     return Difference(value, *percentiles(gaps, level), p)
-
-
-def _resampled(
-    statistic: Callable[..., float],
-    arrays: tuple[ArrayLike, ...],
-    within: ArrayLike | None,
-    resamples: int,
-    seed: int,
-) -> FloatArray:
-    samples = {f"array {i}": np.asarray(array) for i, array in enumerate(arrays, 1)}
-    if not samples or resamples < 1:
-        raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
-    for name, sample in samples.items():
-        check_shape(sample, name)
-    groups = np.zeros(len(next(iter(samples.values())))) if within is None else np.asarray(within)
-    same_length(**samples, within=groups)
-    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    generator = np.random.default_rng(seed)
-    values = np.empty(resamples)
-    for i in range(resamples):
-        rows = np.concatenate([m[generator.integers(len(m), size=len(m))] for m in members])
-        values[i] = statistic(*(sample[rows] for sample in samples.values()))
-    if np.isnan(values).any():
-        raise BadInput("the statistic is NaN on a resample; use one defined for every resample")
-    return values
 
 
 def percentiles(values: FloatArray, level: float) -> Interval:

@@ -12,12 +12,20 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
+from demur.attacks import (
+    CE,
+    AcceptedError,
+    Attack,
+    Chain,
+    MinMargin,
+    MultiTarget,
+    TargetedConfidence,
+)
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
 from demur.evaluate.score import BASELINE, Protocol, RejectorEvaluation, Row, ScoredRecord
 from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
-from demur.recipes.attacks import RESTARTS, STEPS
+from demur.recipes.attacks import RESTARTS, STEPS, AdaptiveObjective
 from demur.rejectors import Con, Rejector
 from demur.report.terminal import percent, plain_table, show_scores, show_table, terminal
 from demur.runs import Record
@@ -33,6 +41,16 @@ CAPTION = (
     "percent and AUROC, with 95% intervals; * the minimum of its objective, ** the minimum of "
     "all; a minimum of many noisy figures is biased downwards"
 )
+
+
+def formula(objective: AdaptiveObjective, recipe: Recipe) -> str:
+    """The objective as the paper writes it, with the name of the recipe's rejector."""
+    name, _ = recipe.head_rejector
+    base = "CE" if objective.base_objective == CE() else "L_Con"
+    if isinstance(objective.base_objective, TargetedConfidence):
+        base += " of each class"
+    term = {"log-score": f"log {name}", "score": name, "rr": "L_RR"}[objective.rejector_term]
+    return f"{base} + eta {term}"
 
 
 @dataclass(frozen=True)
@@ -148,7 +166,7 @@ def trials(plan: AdaptivePlan, make: Make, evaluation: RejectorEvaluation) -> li
     """Run and score every objective at every eta, in that order."""
     return [
         Trial(
-            name, ADAPTIVE_OBJECTIVES[name].formula(plan.recipe), eta,
+            name, formula(ADAPTIVE_OBJECTIVES[name], plan.recipe), eta,
             evaluation.score_record(make(plan.label(name, eta), plan.attack(name, eta))),
         )
         for name in plan.objectives
@@ -188,7 +206,8 @@ def row_of(scored: ScoredRecord, rejector: str, protocol: Protocol) -> Row:
 
 def supports(objective: str, recipe: Recipe) -> bool:
     """Whether the net has the outputs that an objective needs."""
-    return ADAPTIVE_OBJECTIVES[objective].supports(recipe)
+    needs_head = ADAPTIVE_OBJECTIVES[objective].rejector_term == "rr"
+    return not needs_head or recipe.method.head.attack_objective() is not None
 
 
 def _checked_name(objective: str, recipe: Recipe) -> str:

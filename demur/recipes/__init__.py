@@ -28,7 +28,7 @@ from demur.recipes.attacks import (
     LiveMapping,
     attack_group,
 )
-from demur.recipes.training import RECIPES, Recipe, hint_for
+from demur.recipes.training import RECIPES, Recipe
 from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import (
     Spec,
@@ -46,7 +46,7 @@ from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
     "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "AnyName",
-    "Recipe", "aimed_at", "as_rejector", "attack", "attack_group", "hint_for", "recipe",
+    "Recipe", "aimed_at", "as_rejector", "attack", "attack_group", "recipe",
     "rejector_name", "rejectors_named", "split_changes", "with_changes",
 ]  # fmt: skip
 
@@ -91,7 +91,7 @@ def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
     elif name in RECIPES:
         found = RECIPES[name]
     else:
-        raise BadInput(f"no recipe is called {shorten(name)!r}; {hint_for(name)}")
+        raise BadInput(f"no recipe is called {shorten(name)!r}; {suggestion(name, RECIPES)}")
     return with_changes(found, [changes] if isinstance(changes, str) else changes)
 
 

@@ -52,18 +52,6 @@ class AdaptiveObjective:
     base_objective: CE | WrongConfidence | TargetedConfidence
     rejector_term: Literal["log-score", "score", "rr"]
 
-    def supports(self, recipe: Recipe) -> bool:
-        """Whether a net of this recipe has the outputs that the objective needs."""
-        return self.rejector_term != "rr" or recipe.method.head.attack_objective() is not None
-
-    def formula(self, recipe: Recipe) -> str:
-        name, _ = recipe.head_rejector
-        base = "CE" if self.base_objective == CE() else "L_Con"
-        if isinstance(self.base_objective, TargetedConfidence):
-            base += " of each class"
-        term = {"log-score": f"log {name}", "score": name, "rr": "L_RR"}[self.rejector_term]
-        return f"{base} + eta {term}"
-
     def objective(self, recipe: Recipe, eta: float) -> Objective:
         _, rejector = recipe.head_rejector
         if self.rejector_term == "log-score":

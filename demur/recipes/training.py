@@ -5,9 +5,6 @@ settings, nets and data are changes of these:
 recipe("cifar10-pgdat-snet", ["head.weight=16", "net=WideResNet()", "data=CIFAR100()"])
 """
 
-import re
-import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -350,30 +347,3 @@ RECIPES: dict[str, Recipe] = {
     **_IMAGES,
     **{f"{name}-small": _small(recipe) for name, recipe in _IMAGES.items()},
 }
-
-_CHANGES = (  # parts of a name that no recipe has, and what to type instead
-    (r"^cifar100-", "cifar10-", "data=CIFAR100()"),
-    (r"-wrn", "", "net=WideResNet()"),
-    (r"-snet-(\d+)-(0\.\d)", "-snet", r"head.weight=\1 head.coverage=\2"),
-    (r"-ebd-6-0", "-ebd", "head.m_in=6 head.m_out=0"),
-    (r"-ebd-swapped", "-ebd", "head.m_in=-5 head.m_out=-23 head.weight=1"),
-    *((rf"(?<!pgdat){suffix}", "", f"head={type(head).__name__}()")
-      for suffix, head in _HEADS.items() if suffix),
-)  # fmt: skip
-
-
-def spelled_out(name: str) -> list[str]:
-    """A recipe and its changes for a name such as cifar10-pgdat-rr-wrn; empty for any other."""
-    changes: list[str] = []
-    for pattern, shorter, change in _CHANGES:
-        found = None if name in RECIPES else re.search(pattern, name)
-        if found:
-            name = name[: found.start()] + shorter + name[found.end() :]
-            changes += found.expand(change).split()
-    return [name, *changes] if changes and name in RECIPES else []
-
-
-def hint_for(name: str, others: Iterable[str] = ()) -> str:
-    """End of an error message for an unknown recipe; `others` are more names that are known."""
-    words = spelled_out(name)
-    return f"write {shlex.join(words)}" if words else suggestion(name, [*RECIPES, *others])

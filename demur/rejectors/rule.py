@@ -44,11 +44,7 @@ class Score(ABC):
 
     @abstractmethod
     def __call__(self, out: Output) -> Tensor:
-        """Return the score of each image, N.
-
-        Args:
-            out: Output of the net.
-        """
+        """Return the score of each image, N."""
 
     def log_score(self, out: Output) -> Tensor:
         """Form of the score for an attack's objective, N: its log where that keeps gradients."""
@@ -88,19 +84,10 @@ class Rejector(Spec, ABC):
 
     @abstractmethod
     def fit(self, out: Output, y: Tensor) -> Score:
-        """Return the fitted score.
-
-        Args:
-            out: Output of the net for clean images of the fit split.
-            y: Their labels, N.
-        """
+        """Return the score fitted to clean images of the fit split, with the labels y (N)."""
 
     def restore(self, arrays: Mapping[str, Tensor]) -> Score:
-        """Return a fitted score from the arrays that it was saved with.
-
-        Args:
-            arrays: The buffers of the score by name; arrays of another score raise BadInput.
-        """
+        """Return a fitted score from its saved buffers; those of another raise BadInput."""
         raise BadInput(f"{type(self).__name__} cannot be restored; give it a method `restore`")
 
     @classmethod
@@ -108,10 +95,8 @@ class Rejector(Spec, ABC):
         """Return the rejectors of this class that every net is scored with, by name.
 
         By default one with the settings of the class. A rejector that needs a head's auxiliary
-        output or a value for a field is none; a head names its own rejectors.
-
-        Args:
-            data: The data set, whose settings may differ.
+        output or a value for a field is none; a head names its own rejectors. Settings may depend
+        on the data set.
         """
         if cls.column or required_fields(cls):
             return {}

@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.attacks.attack_model import AttackModel
-from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
 from demur.rejectors.certainty import log_tcon
-from demur.spec import Spec, required_fields
+from demur.spec import Spec
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 ObjectiveState = tuple[Tensor, ...]
@@ -78,17 +77,6 @@ class Objective(Spec, ABC):
             *inputs: The tensors that `at_step` returns, `n_inputs` of them.
         """
 
-    @classmethod
-    def example(cls, criterion: RuleCriterion, objective: "Objective") -> "Objective":
-        """Return an objective of this class, made of a criterion and another objective.
-
-        By default the required fields `criterion`, `rejector` and `objective` are filled in.
-        """
-        parts = {
-            "criterion": criterion, "rejector": criterion.rejector, "objective": objective,
-        }  # fmt: skip
-        return cls(**{name: parts[name] for name in required_fields(cls)})
-
     @property
     def parts(self) -> tuple["Objective", ...]:
         """The objectives whose states this one holds, one after the other."""
@@ -133,10 +121,6 @@ class Sum(Objective):
 
     objectives: tuple[Objective, ...]
 
-    @classmethod
-    def example(cls, criterion: RuleCriterion, objective: Objective) -> Objective:
-        return cls((objective, objective))
-
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         return torch.stack([part(out, y, *own) for part, own in self.by_part(inputs)]).sum(0)
 
@@ -151,10 +135,6 @@ class Scaled(Objective):
 
     factor: float
     objective: Objective
-
-    @classmethod
-    def example(cls, criterion: RuleCriterion, objective: Objective) -> Objective:
-        return cls(-2.0, objective)
 
     @property
     def parts(self) -> tuple[Objective, ...]:

@@ -304,9 +304,6 @@ class SuccessProbability(Objective):
     For a randomised model its mean over passes is a smooth form of the share of successful passes.
     A width near the standard deviation of a margin over passes gives the weight to those passes
     whose decision a small step can change. The state of each image is its target and the widths.
-
-    Args:
-        criterion: The success criterion.
     """
 
     own_inputs: ClassVar[int] = 2
