@@ -39,10 +39,6 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def test_the_comparison_of_the_engines_is_a_script(command: Command) -> None:
-    expect_error(command("bench", "--check"), "python benchmarks/engine_check.py compares")
-
-
 def test_the_list_of_commands_is_fixed() -> None:
     shown = [command for command in app.registered_commands if not command.hidden]
     commands = {c.name or getattr(c.callback, "__name__", "") for c in shown}

@@ -325,7 +325,6 @@ def test_export_and_predict(scored_source: LoadedRun, command: Command, tmp_path
         (("export", "nowhere"), "there is no run 'nowhere'"),
         (("export", "RUN", "--tpr", "2"), "give a share between 0 and 1"),
         (("export", "RUN", "--tpr", "0.9", "--risk", "0.1"), "give one of tpr, coverage and risk"),
-        (("export", "RUN", "--class-names", "a,b"), "class_names has 2 names"),
         (("export", "RUN", "-o", "."), "holds other files"),
         (("serve", "nowhere"), "there is no folder nowhere"),
         (("serve", "GUARD", "--max-images", "0"), "max_images must be"),

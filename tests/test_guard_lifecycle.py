@@ -103,7 +103,7 @@ def test_wrong_folders_are_one_sentence(
     old = str(tiny_guard.save(tmp_path / "guard"))
     (folder / "zebra").mkdir()
     for data, words in (
-        (folder, "'zebra' is no class"), (folder / "0", "it holds no folder"), ("no", "no such")
+        (folder, "'zebra' is no class"), (folder / "0", "has no images"), ("no", "no such")
     ):  # fmt: skip
         code, _, error = command(
             "guard", "recalibrate", old, "--data", str(data), "-o", str(tmp_path / "new-guard")

@@ -47,16 +47,14 @@ MOVED = {  # old spellings of commands
     "explore": "report --live",
     "archive": "export --archive",
 }
-
-
-MODES = ("export --archive",)  # commands of their own, with other options
+ARCHIVE = "export --archive"  # a command of its own, with other options
 
 
 class OrderedGroup(TyperGroup):
     """The commands in panels, in the order of use; an old spelling is answered by the new one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(set(super().list_commands(ctx)) - {*MODES}, key=COMMANDS.index)
+        return sorted(set(super().list_commands(ctx)) - {ARCHIVE}, key=COMMANDS.index)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found: Any = super().get_command(ctx, cmd_name)
@@ -65,16 +63,11 @@ class OrderedGroup(TyperGroup):
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] == "bench":
-            raise BadInput("in a checkout, python benchmarks/engine_check.py compares the engines")
         if args[0] in MOVED:
-            rest = ("--from" if word == "--kept" else word for word in args[1:])
-            words = shlex.join(["demur", *MOVED[args[0]].split(), *rest])
+            words = shlex.join(["demur", *MOVED[args[0]].split(), *args[1:]])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
-        for mode in MODES:
-            name, flag = mode.split()
-            if args[0] == name and flag in args:
-                args = [mode, *(word for word in args[1:] if word != flag)]
+        if args[0] == "export" and "--archive" in args:
+            args = [ARCHIVE, *(word for word in args[1:] if word != "--archive")]
         return super().resolve_command(ctx, args)
 
 

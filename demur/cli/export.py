@@ -16,7 +16,6 @@ from demur.cli.app import (
     app,
     number,
     option,
-    split_names,
 )
 from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
@@ -108,9 +107,6 @@ def export(
     coverage: Coverage = None,
     risk: Risk = None,
     confidence: Confidence = 0.95,
-    class_names: Annotated[
-        str, option("Names separated by commas.", shown="those of the data set")
-    ] = "",
     under: Under = "clean",
     resize: Resize = None,
     accept_chance: AcceptChance = False,
@@ -144,8 +140,8 @@ def export(
         opened.recipe.data.verify(where)
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
-        class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where, under=under, accept_chance=accept_chance,
+        resize=resize, device=device, data_folder=where, under=under,
+        accept_chance=accept_chance,
     )  # fmt: skip
     guard = replace(guard, name=name or guard.name)
     if form == "triton":

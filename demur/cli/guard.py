@@ -36,7 +36,9 @@ def info(bundle: Bundle, as_json: AsJson = False) -> None:
     from demur.guards.lifecycle import describe
 
     shown = describe(Guard.load(bundle))
-    typer.echo(json.dumps(shown, indent=2) if as_json else _lines(shown))
+    width = max(map(len, shown))
+    lines = "\n".join(f"{name:<{width}}  {text}" for name, text in shown.items())
+    typer.echo(json.dumps(shown, indent=2) if as_json else lines)
 
 
 @guards.command()
@@ -93,8 +95,3 @@ def recalibrate(
     new.save(out, factory=factory, onnx=(Path(bundle) / ONNX).exists(), sign=sign)
     on_message(f"before: {old.rule_text}; now: {new.rule_text}")
     report_guard(new, Path(out))
-
-
-def _lines(shown: dict[str, str]) -> str:
-    width = max(map(len, shown))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in shown.items())

@@ -182,14 +182,13 @@ def _show(name: str, changes: list[str]) -> None:
     from demur.spec import digest, lines
 
     is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path(RUNS) / name))
-    if is_run and name not in RECIPES and not changes:
-        _show_run(Run.open(name))
-        return
     if is_run and name not in RECIPES:
-        words = ["demur", "list", f"@{Run.open(name).path / 'recipe.txt'}", *changes]
-        raise BadInput(f"{name} is a run, and changes go with a recipe: {shlex.join(words)}")
-    if name in ("tables", "figures"):
-        raise BadInput(f"the {name} of the paper are listed by demur paper {name[:-1]}")
+        run = Run.open(name)
+        if changes:
+            words = ["demur", "list", f"@{run.path / 'recipe.txt'}", *changes]
+            raise BadInput(f"{name} is a run, and changes go with a recipe: {shlex.join(words)}")
+        _show_run(run)
+        return
     if name not in RECIPES and not name.startswith("@"):
         known = [*RECIPES, *ABOUT, *(run.name for run in runs_in(Path(RUNS)))]
         raise BadInput(

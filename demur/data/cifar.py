@@ -357,10 +357,8 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
 
     Files are prepared in a hidden folder beside the destination, which is renamed at the end and
     removed on failure; the next call removes what a killed one left. The caller makes sure that
-    only one call runs in a folder at a time (the command holds a lock).
-
-    Raises:
-        BadInput: The site does not deliver the published files, or a file has the folder's name.
+    only one call runs in a folder at a time (the command holds a lock). BadInput is raised if the
+    site does not deliver the published files.
     """
     prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():
@@ -388,11 +386,7 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
 
 
 def _fetch_archive(published: Published, staged: Path, on_progress: ProgressCallback) -> None:
-    """Download the archive, check its md5 and those of its files, which are written to `staged`.
-
-    Raises:
-        BadInput: The download fails or differs from what is published; the message is the reason.
-    """
+    """Download the archive and write its files to `staged`; BadInput says what is wrong."""
     tar_path = staged.with_name("archive.tar.gz")
     md5, layout = _receive(published.archive, tar_path, on_progress), published.layouts[0]
     if md5 != published.md5:

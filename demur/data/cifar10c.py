@@ -63,11 +63,7 @@ def _find(folder: Path | None, name: str) -> Path | None:
 
 def _read_released(path: Path, severity: int) -> Bytes:
     count = CIFAR10.published.layouts[0].parts[-1].images
-    pixels = _read_array(path, (count * len(SEVERITIES), SIZE, SIZE, 3))
-    return pixels[(severity - 1) * count : severity * count]
-
-
-def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:
+    shape = (count * len(SEVERITIES), SIZE, SIZE, 3)
     # a damaged header raises TokenError, SyntaxError, BadZipFile and others
     with bad_input(f"{path} is not a complete NumPy array; {GET_AGAIN}"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -75,7 +71,7 @@ def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:
         raise BadInput(
             f"{path} must contain uint8 values of shape {' x '.join(map(str, shape))}; {GET_AGAIN}"
         )
-    return array
+    return array[(severity - 1) * count : severity * count]
 
 
 def _frost_textures(folder: Path | None) -> list[Bytes] | None:

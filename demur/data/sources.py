@@ -17,13 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
-from demur.data.samples import (
-    as_bytes,
-    class_names,
-    decoded,
-    is_dataset,
-    samples,
-)
+from demur.data.samples import as_bytes, class_names, decoded, is_dataset, samples
 from demur.errors import BadInput, bad_input, blamed, first_line, import_optional, shorten
 from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
 from demur.files.image_files import MAX_FILE, Pixels, decode_image
@@ -151,7 +145,7 @@ class FolderSource(FileSource):
 
     def _add_classes(self, folder: Path, names: list[str], split: SplitName | None) -> None:
         for name in names:
-            for path in _files_below(folder / name):
+            for path in files_below(folder / name):
                 if path.suffix.lower() not in SUFFIXES:
                     self.ignored += 1
                     continue
@@ -268,15 +262,14 @@ class DatasetSource(HeldSource):
             if not is_dataset(one):
                 raise BadInput(f"{path} is no torch Dataset but {type(one).__name__}; return one")
             self.names = self.names or class_names(one)
-            self._add(f"{path}[{word!r}]" if word else path, one, word)
-
-    def _add(self, name: str, dataset: Any, word: str) -> None:
-        split, names = split_by_word(word, name) if word else None, class_names(dataset)
-        for i, (pixels, label) in enumerate(samples(dataset, name, decoded)):
-            known = isinstance(label, int) and 0 <= label < len(names)
-            text, digest = names[label] if known else str(label), hashlib.sha256(pixels).hexdigest()
-            self.entries.append(Entry(f"{word or 'x'}[{i}]", text, split, digest))
-            self.held.append(pixels)
+            name, names = f"{path}[{word!r}]" if word else path, class_names(one)
+            split = split_by_word(word, name) if word else None
+            for i, (pixels, label) in enumerate(samples(one, name, decoded)):
+                known = isinstance(label, int) and 0 <= label < len(names)
+                text = names[label] if known else str(label)
+                digest = hashlib.sha256(pixels).hexdigest()
+                self.entries.append(Entry(f"{word or 'x'}[{i}]", text, split, digest))
+                self.held.append(pixels)
 
 
 def _load_hub(name: str) -> dict[str, Any]:
@@ -303,7 +296,7 @@ def _folders_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Files in a folder and its sub-folders in a fixed order, without hidden ones."""
     found = []
     # does not follow links to folders

@@ -1,10 +1,5 @@
 """A guard as a folder in the layout of the Hugging Face Hub.
 
-    config.json            specs of the net and the scores, thresholds, calibration, digests
-    model.safetensors      weights
-    scores.safetensors     arrays of fitted scores, where there are any
-    README.md              the model card
-
 Loading checks digests, types, shapes and sizes. It runs no code that came with the folder.
 """
 

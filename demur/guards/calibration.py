@@ -181,8 +181,7 @@ def fit_rejector(
     rejector: Rejector, fit: Callable[[], tuple[Output, torch.Tensor]] | None
 ) -> Score:
     """Return the fitted score of a rejector; `fit` gives outputs and labels if it needs them."""
-    parts = (rejector.gate, rejector.score) if isinstance(rejector, Coupled) else (rejector,)
-    if all(isinstance(part, OutputScore | ImageRejector) for part in parts):
+    if all(isinstance(part, OutputScore | ImageRejector) for part in _parts(rejector)):
         return as_score(rejector)
     if fit is None:
         raise BadInput(

@@ -385,11 +385,9 @@ def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
         raise BadInput("class_names must be a list of words, one per class")
     if not all(str(name).isprintable() for name in names):  # may hold escapes for a terminal
         raise BadInput("class_names holds a name that cannot be printed; rename the class")
-    if len(names) != classes or len(set(names)) != classes:
-        raise BadInput(
-            f"class_names has {len(names)} names, {len(set(names))} of them different, for "
-            f"{classes} classes; give one name per class"
-        )
+    if not len(names) == len(set(names)) == classes:
+        found = f"{len(names)} names, {len(set(names))} of them different"
+        raise BadInput(f"class_names has {found}, for {classes} classes; give one name per class")
     return names
 
 

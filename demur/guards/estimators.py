@@ -66,7 +66,16 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise BadInput("the labels are of one class; a classifier needs at least two")
-        x_fit, x_cal, y_fit, y_cal = self._divide(X, y)
+        counts = np.unique(y, return_counts=True)[1]
+        if len(y) * self.held_out < len(counts) or counts.min() < 2:
+            raise BadInput(
+                f"{len(y)} samples of {len(counts)} classes are too few to hold some out for the "
+                f"threshold; give at least {math.ceil(len(counts) / self.held_out)} samples, and "
+                "two of each class"
+            )
+        x_fit, x_cal, y_fit, y_cal = train_test_split(
+            X, y, test_size=self.held_out, random_state=self.random_state, stratify=y
+        )
         inner = LogisticRegression() if self.estimator is None else clone(self.estimator)
         self.estimator_ = inner.fit(x_fit, y_fit)
         probabilities = self.estimator_.predict_proba(x_cal)
@@ -77,24 +86,12 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.threshold_ = threshold_at_tpr(probabilities.max(1), correct, self.tpr)
         return self
 
-    def _divide(self, X: NDArray[Any], y: NDArray[Any]) -> list[NDArray[Any]]:
-        """Samples for training and for the threshold, with every class in the first part."""
-        counts = np.unique(y, return_counts=True)[1]
-        if len(y) * self.held_out < len(counts) or counts.min() < 2:
-            raise BadInput(
-                f"{len(y)} samples of {len(counts)} classes are too few to hold some out for the "
-                f"threshold; give at least {math.ceil(len(counts) / self.held_out)} samples, and "
-                "two of each class"
-            )
-        divided: list[NDArray[Any]] = train_test_split(
-            X, y, test_size=self.held_out, random_state=self.random_state, stratify=y
-        )
-        return divided
-
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class, N, C."""
         check_is_fitted(self)
-        found: NDArray[np.float64] = self.estimator_.predict_proba(self._checked(X))
+        found: NDArray[np.float64] = self.estimator_.predict_proba(
+            validate_data(self, X, reset=False)
+        )
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -107,12 +104,11 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Return the decision function of the classifier."""
         check_is_fitted(self)
-        found: NDArray[np.float64] = self.estimator_.decision_function(self._checked(X))
+        found: NDArray[np.float64] = self.estimator_.decision_function(
+            validate_data(self, X, reset=False)
+        )
         return found
 
     def accepts(self, X: Any) -> NDArray[np.bool_]:
         """Return which predictions are accepted, N."""
         return np.asarray(self.predict_proba(X).max(1) >= self.threshold_)
-
-    def _checked(self, X: Any) -> Any:
-        return validate_data(self, X, reset=False)

@@ -31,10 +31,9 @@ def read_images(images: Any, shape: Shape, resize: bool, max_pixels: int = MAX_P
 
     BadInput is raised if one is damaged, out of range, or of another size without `resize`.
     """
-    if isinstance(images, Tensor | np.ndarray):
-        return _read_stack(images, shape, resize)
-    if isinstance(images, str | bytes | Path) or hasattr(images, "getbands"):
-        return _read_one(images, shape, resize, max_pixels)
+    is_one = isinstance(images, Tensor | np.ndarray | str | bytes | Path)
+    if is_one or hasattr(images, "getbands"):
+        return _read_item(images, shape, resize, max_pixels)
     if not isinstance(images, Iterable):
         raise BadInput(
             f"images cannot be read from {type(images).__name__}; give Pillow images, paths, "
@@ -58,13 +57,9 @@ def _read_item(image: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch
             image = np.asarray(image)
     if isinstance(image, Tensor | np.ndarray):
         return _read_stack(image, shape, resize)
-    return _read_one(image, shape, resize, max_pixels)
-
-
-def _read_one(source: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch:
-    if not isinstance(source, str | bytes | Path) and not hasattr(source, "getbands"):
-        raise BadInput(f"{type(source).__name__} is not an image; give a Pillow image or a path")
-    pixels, note = load_pixels(source, shape, resize, max_pixels)
+    if not isinstance(image, str | bytes | Path) and not hasattr(image, "getbands"):
+        raise BadInput(f"{type(image).__name__} is not an image; give a Pillow image or a path")
+    pixels, note = load_pixels(image, shape, resize, max_pixels)
     batch = _finish(torch.from_numpy(pixels).permute(2, 0, 1)[None], shape, resize)
     return Batch(batch.x, (note,))
 
@@ -116,8 +111,15 @@ def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:
     """Images N, C, H, W in uint8 or floats as a batch of the net's size."""
     if x.numel() == 0:
         raise BadInput(f"images of shape {tuple(x.shape[1:])} have no pixels; give at least one")
-    if x.dtype != torch.uint8:
-        _check_floats(x)
+    if x.dtype != torch.uint8 and not x.is_floating_point():
+        kind = str(x.dtype).removeprefix("torch.")
+        raise BadInput(f"pixels must be uint8 or floats in [0, 1], not {kind}")
+    low, high = (float(end) for end in x.aminmax())
+    if x.is_floating_point() and not (low >= 0 and high <= 1):  # also true for NaN
+        raise BadInput(
+            f"floats must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; rescale "
+            "them, or give uint8 values"
+        )
     note, size = describe_resize(x.shape[2:], shape, resize), shape[1:]
     if note and x.dtype == torch.uint8:
         images = [resize_pixels(one.permute(1, 2, 0).cpu().numpy(), *size) for one in x]
@@ -126,16 +128,3 @@ def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:
         x = interpolate(x.float(), size, mode="bilinear", antialias=True).clamp(0, 1)
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     return Batch(x.contiguous(), (note,) * len(x))
-
-
-def _check_floats(x: Tensor) -> None:
-    if not x.is_floating_point():
-        raise BadInput(
-            f"pixels must be uint8 or floats in [0, 1], not {str(x.dtype).removeprefix('torch.')}"
-        )
-    low, high = (float(end) for end in x.aminmax())
-    if not (low >= 0 and high <= 1):  # also true for NaN
-        raise BadInput(
-            f"floats must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; rescale "
-            "them, or give uint8 values"
-        )

@@ -3,19 +3,18 @@
 Going back to an older guard is serving its folder again.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from demur.data.sources import FolderSource
 from demur.errors import BadInput
-from demur.files.atomic import raise_unreadable, tensor_digest
+from demur.files.atomic import tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
 from demur.guards.inputs import read_images
-from demur.guards.predictions import find_images
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
 from demur.spec import show
@@ -110,26 +109,20 @@ def labelled_images(guard: Guard, folder: Path) -> tuple[torch.Tensor, torch.Ten
     Raises:
         BadInput: If a folder is no class of the guard, or no image can be read.
     """
-    try:
-        names = sorted(one.name for one in os.scandir(folder) if one.is_dir())
-    except OSError as error:
-        raise_unreadable(error)
-    if not names or (unknown := sorted(set(names) - set(guard.class_names))):
-        wrong = f"{unknown[0]!r} is no class of the guard" if names else "it holds no folder"
+    source = FolderSource(folder)
+    if unknown := sorted({one.label for one in source.entries} - set(guard.class_names)):
         known = ", ".join(guard.class_names[:8])
         raise BadInput(
-            f"{folder}: {wrong}; name a folder with one folder per class, such as {known}"
+            f"{folder}: {unknown[0]!r} is no class of the guard; name a folder with one folder per "
+            f"class, such as {known}"
         )
-    x: list[torch.Tensor] = []
-    y: list[int] = []
-    problems: list[str] = []
-    for name in names:
-        for path in find_images([str(folder / name)]):
-            try:
-                x.append(read_images(path, guard.shape, guard.resize).x)
-                y.append(guard.class_names.index(name))
-            except (BadInput, OSError) as error:
-                problems.append(str(error))
+    x, y, problems = list[torch.Tensor](), list[int](), list[str]()
+    for path, entry in zip(source.paths, source.entries, strict=True):
+        try:
+            x.append(read_images(path, guard.shape, guard.resize).x)
+            y.append(guard.class_names.index(entry.label))
+        except (BadInput, OSError) as error:
+            problems.append(str(error))
     if not x:
         raise BadInput(f"{folder}: no image could be read; {problems[0]}")
     return torch.cat(x), torch.tensor(y), problems

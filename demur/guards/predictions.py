@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
+from demur.data.sources import files_below
 from demur.errors import BadInput, import_optional
-from demur.files.atomic import exclusive_lock, raise_unreadable, write_bytes, write_text
+from demur.files.atomic import exclusive_lock, write_bytes, write_text
 from demur.files.output_paths import SUFFIXES, is_stream
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
@@ -46,12 +47,8 @@ def find_images(words: Sequence[str]) -> list[Path]:
     for word in words:
         path = Path(word)
         if path.is_dir():
-            below = (
-                Path(place, name)
-                for place, _, names in os.walk(path, onerror=raise_unreadable)
-                for name in names
-            )
-            matches = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.is_file())
+            below = files_below(path)
+            matches = [p for p in below if p.suffix.lower() in SUFFIXES and p.is_file()]
         elif path.exists():
             matches = [path]
         else:
@@ -80,7 +77,8 @@ def write_predictions(
     what is wrong with each unreadable file.
     """
     tables = {out: False} if rejected is None else {out: False, rejected: True}
-    suffixes = {path: ".json" if as_json else _suffix(path) for path in tables}
+    default = ".json" if as_json else ".csv"
+    suffixes = {path: path.suffix.lower() if path and not as_json else default for path in tables}
     if ".parquet" in suffixes.values():
         import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
     counts, names = Counter[str](), [part.name for part in guard.scores]
@@ -115,10 +113,6 @@ def write_predictions(
     with suppress(OSError):
         folder.rmdir()
     return counts
-
-
-def _suffix(path: Path | None) -> str:
-    return path.suffix.lower() if path else ".csv"
 
 
 def _outcome(row: Row) -> str:

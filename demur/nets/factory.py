@@ -21,8 +21,7 @@ from demur.spec.importing import check_import_path, import_object
 class FactoryTrunk(Trunk):
     """The user's module: images to (its output, the features that the head reads).
 
-    Without `layer` the module's last linear layer has been taken out, so that its output is the
-    features. With `layer` the features are the output of that layer, averaged over positions.
+    Without `layer` its last linear layer has been taken out, so its output is the features.
     """
 
     def __init__(self, module: nn.Module, layer: str) -> None:
@@ -147,14 +146,12 @@ class FactoryNet(NetSpec):
         """
         parts = {name: part for name, part in module.named_modules() if name}
         layers = ", ".join([*parts][-8:]) or "its layers"
+        advice = f"name the layer of the features with layer=NAME, one of {layers}"
         linear = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
         name = self.layer or (linear[-1] if linear else "")
         if name not in parts:
             lacking = f"no layer {name!r}" if name else "no linear layer"
-            raise BadInput(
-                f"the net of {self.function} has {lacking}; name the layer of the features with "
-                f"layer=NAME, one of {layers}"
-            )
+            raise BadInput(f"the net of {self.function} has {lacking}; {advice}")
         inputs, outputs, logits = _probe(module, name, domain, self.function)
         if self.layer:
             return nn.Identity(), _pooled(outputs).shape[1]
@@ -162,7 +159,7 @@ class FactoryNet(NetSpec):
         if inputs.ndim != 2 or logits.shape != outputs.shape or not torch.equal(logits, outputs):
             raise BadInput(
                 f"the last linear layer {name!r} of {self.function} does not return the logits; "
-                f"name the layer of the features with layer=NAME, one of {layers}"
+                f"{advice}"
             )
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, nn.Identity())

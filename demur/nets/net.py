@@ -68,10 +68,7 @@ class RejectingNet(nn.Module):
         self.frozen = False
 
     def forward(self, x: Tensor) -> Output:
-        """Return logits (N, K), the last pooled feature (N, D) and the auxiliary output (N, A).
-
-        Raises BadInput if shape or dtype of the images are not those of the net.
-        """
+        """Return logits (N, K), the last pooled feature (N, D) and the auxiliary output (N, A)."""
         self.check_images(x)
         stages = self.trunk(self.normalise(x))
         with torch.autocast(x.device.type, enabled=False):  # heads are cheap: fp32 at least
