@@ -123,6 +123,7 @@ class TestFlags:
             (CHANGE, "batch statistic", "robust, seed 0", "8 of 8 asked alone"),
             (CHANGE, "order", "3x32x32 convolution", "in reverse order"),
             (CHANGE, "slow counter", "plain, seed 0", "differ"),
+            (CHANGE, "counter", "noise from its own generator", "differ"),
             (CHANGE, "batch rejector", "Con", "in half of the batch"),
         ],
     )

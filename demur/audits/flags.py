@@ -17,20 +17,16 @@ from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
 from demur.attacks.attack_model import (
     CheckedModel,
-    Gradient,
-    Model,
     NoGradientError,
-    ObjectiveFunction,
-    random_states_restored,
 )
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
+from demur.audits.draws import with_same_draw
 from demur.audits.ensemble_result import EnsembleResult
-from demur.evaluate.probing import ROUNDING
 from demur.images import per_image
 from demur.metrics import wilson
-from demur.output import Output, as_output, prediction
+from demur.output import as_output, prediction
 from demur.sanity.evidence import CheckResult, Flag, too_many
 
 SLOPE = "the gradient is not the slope of the objective"
@@ -53,7 +49,6 @@ BEST_KNOWN: dict[tuple[str, type[Ball]], tuple[float, float]] = {
 ASKED, ALONE = 64, 8  # images of a check, and those that are asked one by one and again
 REPEATS = 100
 DRAWS = 3  # of a randomised model that are checked
-FEW, MORE_PASSES = 4, 8  # images and passes that tell whether a model is random
 A_DRAW = "a model that draws from the generators of torch, NumPy or Python"
 STEP_SHARES = (1 / 4, 1 / 16, 1 / 64)  # of the radius: lengths of the steps of a slope
 SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient predicts
@@ -140,46 +135,6 @@ def masking_checks(
         if drawn is not model:
             model(x[:1])  # leads to another draw
     return [CheckResult(SLOPE, tuple(slopes)), CheckResult(JUMP, tuple(jumps))]
-
-
-class SameDraw(CheckedModel):
-    """A randomised model whose passes all begin with the present states of the generators."""
-
-    def __call__(self, x: Tensor) -> Output:
-        with random_states_restored(x):
-            return super().__call__(x)
-
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        with random_states_restored(x):  # an AttackModel has gradients of its own
-            return super().gradient(objective, x, y, *inputs)
-
-
-def with_same_draw(model: CheckedModel, x: Tensor) -> CheckedModel | None:
-    """Return a model whose passes repeat: itself, or with one draw; None if neither repeats."""
-    draw = SameDraw(model.model, model.dtype)
-    return next((one for one in (model, draw) if not is_random(one, x)), None)
-
-
-def is_random(model: Model, x: Tensor) -> bool:
-    """Return whether passes on the same images x (N, C, H, W) differ by more than rounding.
-
-    After two passes on all images some follow on few: a draw among few choices may repeat.
-    """
-
-    def outputs(images: Tensor) -> Tensor:
-        with torch.no_grad():
-            out = as_output(model(images))
-        return torch.cat((out.logits, out.aux.to(out.logits)), -1)
-
-    for images, passes in ((x, 1), (x[:FEW], MORE_PASSES)):
-        first = outputs(images)
-        size = first.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True).clamp_min(1e-30)
-        for _ in range(passes):
-            if ((outputs(images) - first).nan_to_num(0).abs() > ROUNDING * size).any():
-                return True
-    return False
 
 
 def _wrong_slopes(
@@ -425,7 +380,7 @@ def _in_float64(model: CheckedModel, x: Tensor) -> Tensor | None:
 REMEMBERS = Flag(
     CHANGE, (),
     "The answers for the same images differ though torch, NumPy and Python draw the same numbers: "
-    "the model remembers earlier calls or has a generator of its own.",
+    "the model remembers earlier calls or draws from a generator that its modules do not hold.",
     "Remove what it remembers, and draw from torch's generator, so that checks can repeat a draw.",
 )  # fmt: skip
 
