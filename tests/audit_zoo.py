@@ -154,8 +154,9 @@ def detached() -> Entry:
     return wrapped(lambda net, x: net(x).detach())
 
 
-def saturated() -> Entry:
-    return wrapped(lambda net, x: 1e4 * net(x))
+def saturated_tanh() -> Entry:
+    """Logits whose own gradient is zero, too; a small part without a gradient keeps the order."""
+    return wrapped(lambda net, x: torch.tanh(200 * net(x)) + 1e-3 * net(x).detach())
 
 
 def saturated_probabilities() -> Entry:
@@ -399,10 +400,10 @@ def rounded_energy() -> Entry:
 
 
 BROKEN: tuple[Callable[[], Entry], ...] = (
-    masked, one_hot_logits, detached, saturated, saturated_probabilities, quantised, thermometer,
-    jpeg_defence, shattered, shattered_input, reversed_gradient, decoy, underflow, clipped,
-    jump_activations, vote, seeded_by_input, fixed_seed, noisy_labels, noisy_masked, noisy_decoy,
-    batch_statistic, train_mode_norm, counter, slow_counter, order, lookup,
+    masked, one_hot_logits, detached, saturated_tanh, saturated_probabilities, quantised,
+    thermometer, jpeg_defence, shattered, shattered_input, reversed_gradient, decoy, underflow,
+    clipped, jump_activations, vote, seeded_by_input, fixed_seed, noisy_labels, noisy_masked,
+    noisy_decoy, batch_statistic, train_mode_norm, counter, slow_counter, order, lookup,
     nan_off_the_data, masked_score, hashed_rejector, batch_rejector, rounded_energy,
 )  # fmt: skip
 
@@ -502,6 +503,8 @@ HONEST: dict[str, Callable[[], Entry]] = {
     ),
     "logits times 0.01": partial(scaled, 0.01),
     "logits times 5": partial(scaled, 5.0),
+    # The cross-entropy of these is flat in float32, but AutoAttack also follows the logits.
+    "logits times 10000": lambda: honest(Wrapped(plain(), lambda net, x: 1e4 * net(x)).eval()),
     "two classes": lambda: honest(
         trained(lambda: Net(classes=2), labels=lambda y: y % 2), labels=lambda y: y % 2
     ),

@@ -115,6 +115,22 @@ class Stateful(nn.Module):
         return torch.stack(rows) + (fresh - fresh.detach())
 
 
+def soft_quantised() -> Entry:
+    """Pixels in five levels by steep and differentiable steps."""
+
+    def answer(net: Any, x: Tensor) -> Tensor:
+        steps = [torch.sigmoid(4000 * (x - level)) for level in (0.125, 0.375, 0.625, 0.875)]
+        return net(sum(steps) / 4)  # type: ignore[no-any-return]
+
+    return wrapped(answer)
+
+
+def gradient_of_a_robust_net() -> Entry:
+    """The answers of a net, the gradients of a robust one times a constant."""
+    other = robust(5)
+    return wrapped(lambda net, x: 2 * other(x) + (net(x) - 2 * other(x)).detach())
+
+
 ODD_BROKEN: dict[str, Callable[[], Entry]] = {
     "gradient of another seed": gradient_of_another_seed,
     "seeded by batch size": seeded_by_batch_size,
@@ -123,6 +139,8 @@ ODD_BROKEN: dict[str, Callable[[], Entry]] = {
     "random threshold": random_threshold,
     "cache by rounded image": lambda: Entry(Cache().eval(), plain()),
     "repeated queries": lambda: Entry(Stateful().eval(), plain()),
+    "soft quantised": soft_quantised,
+    "gradient of a robust net": gradient_of_a_robust_net,
 }
 
 # ------------------------------------------------ honest
@@ -154,6 +172,38 @@ def mixture() -> Entry:
     return honest(Wrapped(nets, answer).eval())
 
 
+def gated() -> Entry:
+    """Two nets, and a steep gate by the mean pixel between them."""
+    nets = nn.ModuleList((robust(3), robust(4)))
+
+    def answer(nets: Any, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(300 * (x.flatten(1).mean(1, keepdim=True) - 0.3))
+        return gate * nets[0](x) + (1 - gate) * nets[1](x)  # type: ignore[no-any-return]
+
+    return honest(Wrapped(nets, answer).eval())
+
+
+class OwnGenerator(nn.Module):
+    """Noise on the pixels from a generator of its own, fresh in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.generator = plain(), torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator))
+
+
+def random_contrast() -> Entry:
+    """Every image gets a contrast and a brightness of its own."""
+
+    def answer(net: Any, x: Tensor) -> Tensor:
+        contrast = 0.8 + 0.4 * torch.rand(len(x), 1, 1, 1)
+        return net((x - 0.5) * contrast + 0.5 + 0.1 * torch.randn(len(x), 1, 1, 1))  # type: ignore[no-any-return]
+
+    return random(answer)
+
+
 def half() -> Entry:
     net = Net()
     net.load_state_dict(robust(1).state_dict())
@@ -163,6 +213,21 @@ def half() -> Entry:
 ODD_HONEST: dict[str, Callable[[], Entry]] = {
     "mixture at temperature 0.01": mixture,
     "logits times 100": lambda: honest(Wrapped(robust(), lambda net, x: 100 * net(x)).eval()),
+    "logits times 1000": lambda: honest(
+        Wrapped(robust(6), lambda net, x: 1000 * net(x)).eval()
+    ),
+    "steep gate between two nets": gated,
+    "maximum of three nets": lambda: honest(
+        Wrapped(
+            nn.ModuleList(robust(seed) for seed in range(3)),
+            lambda nets, x: torch.stack([net(x) for net in nets]).amax(0),
+        ).eval()
+    ),
+    "noise from its own generator": lambda: Entry(OwnGenerator().eval(), plain(), honest=True),
+    "random contrast": random_contrast,
+    "noise in the features": lambda: random(
+        lambda net, x: net.classify(net.feature(x) + 0.5 * torch.randn(len(x), 48))
+    ),
     "ties in max pooling": lambda: honest(trained(pooled)),
     "fp16": half,
     "dropout, mean of 8": lambda: random(averaged_dropout, robust(2)),

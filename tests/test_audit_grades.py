@@ -33,11 +33,13 @@ from demur.audits.flags import (
     implausible,
     model_checks,
 )
+from demur.audits.model_checks import foreign_checks, preflight_warnings
 from demur.errors import BadInput
 from demur.output import as_output, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import Score
 from demur.sanity.grades import Grade
+from demur.sanity.single_records import FLAT, NOT_RISEN
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
 from tests.audit_zoo_odd import ALL
 from tests.conftest import Command
@@ -103,7 +105,12 @@ class TestFlags:
             (SLOPE, "decoy", "robust, seed 0", "48 of 48 clean images"),
             (SLOPE, "shattered input", "plain, seed 0", "clean images"),
             (SLOPE, "reversed gradient", "bf16", "48 of 48 clean images"),
+            (SLOPE, "gradient of another seed", "plain, seed 1", "random directions"),
+            (SLOPE, "gradient of a robust net", "fp16", "random directions"),
+            (SLOPE, "soft quantised", "maximum of three nets", "clean images"),
             (JUMP, "masked", "robust, seed 0", "48 of 48 lines"),
+            (JUMP, "purified", "mixture at temperature 0.01", "jumps"),
+            (JUMP, "cache by rounded image", "steep gate between two nets", "jumps"),
             (JUMP, "seeded by input", "small noise", "A change of 0.0001"),
             (JUMP, "hashed rejector", "Con", "A change of 0.0001"),
             (JUMP, "masked score", "Con", "the score jumps"),
@@ -116,6 +123,7 @@ class TestFlags:
             (CHANGE, "batch statistic", "robust, seed 0", "8 of 8 asked alone"),
             (CHANGE, "order", "3x32x32 convolution", "in reverse order"),
             (CHANGE, "slow counter", "plain, seed 0", "differ"),
+            (CHANGE, "counter", "noise from its own generator", "differ"),
             (CHANGE, "batch rejector", "Con", "in half of the batch"),
         ],
     )
@@ -136,6 +144,30 @@ class TestFlags:
             (check,) = (check for check in found if check.kind == STUCK)
             assert bool(check.flags) == flagged
             assert all("never flipped the label" in flag.observed for flag in check.flags)
+
+    @pytest.mark.parametrize(
+        ("name", "attacks", "flagged"),
+        [
+            ("logits times 100", (), False),
+            ("logits times 1000", (), False),
+            ("logits times 100", ("apgd-ce",), True),
+            ("saturated tanh", (), True),
+        ],
+    )
+    def test_a_flat_cross_entropy_beside_attacks_on_logits(
+        self, name: str, attacks: tuple[str, ...], flagged: bool
+    ) -> None:
+        """It hides nothing from attacks on logits, whose own gradient is not zero."""
+        entry, version = ALL[name](), "custom" if attacks else "standard"
+        chain = AutoAttack(
+            entry.model, eps=EPS, verbose=False, version=version, attacks_to_run=attacks
+        ).chain
+        with checked(entry.model, *entry.images(48)) as (own, x, y):
+            told = " ".join(preflight_warnings(own, chain, x, y))
+            found, _ = foreign_checks(own, x, y, {"autoattack": (chain, x)}, prediction(own(x)))
+        assert ("gradient is zero" in told) == flagged
+        kinds = {flag.kind for check in found for flag in check.flags} - {NOT_RISEN}
+        assert (FLAT in kinds) == flagged
 
     def test_a_net_in_float64_with_other_labels(self) -> None:
         class Half(nn.Module):

@@ -31,16 +31,8 @@ from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.audits import ensembles, flags
-from demur.audits.flags import (
-    A_DRAW,
-    CHANGE,
-    JUMP,
-    SLOPE,
-    STUCK,
-    is_random,
-    masking_checks,
-    model_checks,
-)
+from demur.audits.draws import is_random
+from demur.audits.flags import A_DRAW, CHANGE, JUMP, SLOPE, STUCK, masking_checks, model_checks
 from demur.data import Images
 from demur.output import as_output, prediction
 from demur.rejectors import Con

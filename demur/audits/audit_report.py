@@ -22,6 +22,7 @@ from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore, RejectClassModel
 from demur.audits.audit_page import Curve, provenance, save
+from demur.audits.draws import is_random
 from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
@@ -31,7 +32,7 @@ from demur.audits.ensemble_result import (
     sanity_json,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
-from demur.audits.flags import ASKED, implausible, is_random, success_checks
+from demur.audits.flags import ASKED, implausible, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model

@@ -38,6 +38,7 @@ from demur.attacks.autoattack import (
 from demur.attacks.balls import ball_by_name
 from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.attacks.query_budget import cost
+from demur.audits.draws import is_random
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -45,7 +46,7 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import is_random, masking_checks, success_checks
+from demur.audits.flags import masking_checks, success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,

@@ -17,20 +17,16 @@ from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
 from demur.attacks.attack_model import (
     CheckedModel,
-    Gradient,
-    Model,
     NoGradientError,
-    ObjectiveFunction,
-    random_states_restored,
 )
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
+from demur.audits.draws import with_same_draw
 from demur.audits.ensemble_result import EnsembleResult
-from demur.evaluate.probing import ROUNDING
 from demur.images import per_image
 from demur.metrics import wilson
-from demur.output import Output, as_output, prediction
+from demur.output import as_output, prediction
 from demur.sanity.evidence import CheckResult, Flag, too_many
 
 SLOPE = "the gradient is not the slope of the objective"
@@ -53,11 +49,12 @@ BEST_KNOWN: dict[tuple[str, type[Ball]], tuple[float, float]] = {
 ASKED, ALONE = 64, 8  # images of a check, and those that are asked one by one and again
 REPEATS = 100
 DRAWS = 3  # of a randomised model that are checked
-FEW, MORE_PASSES = 4, 8  # images and passes that tell whether a model is random
 A_DRAW = "a model that draws from the generators of torch, NumPy or Python"
 STEP_SHARES = (1 / 4, 1 / 16, 1 / 64)  # of the radius: lengths of the steps of a slope
 SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient predicts
-BISECTIONS = 10  # a steep slope is a jump, too
+DIRECTIONS = 8  # of random steps, along which a gradient must predict the change
+SLACK, UNEVEN = 0.1, 3.0  # error of the predicted changes: relative, and of their unevenness
+BISECTIONS, FINER = 10, 20  # of a line; a jump where the decision changes outlasts the finer ones
 RAY_POINTS = 17  # of a ray on which a jump is sought
 TINY = 1e-3  # of the radius: a change that no decision may depend on
 TOLERANCE = 0.05  # of the median margin, or of the spread of a score
@@ -140,46 +137,6 @@ def masking_checks(
     return [CheckResult(SLOPE, tuple(slopes)), CheckResult(JUMP, tuple(jumps))]
 
 
-class SameDraw(CheckedModel):
-    """A randomised model whose passes all begin with the present states of the generators."""
-
-    def __call__(self, x: Tensor) -> Output:
-        with random_states_restored(x):
-            return super().__call__(x)
-
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        with random_states_restored(x):  # an AttackModel has gradients of its own
-            return super().gradient(objective, x, y, *inputs)
-
-
-def with_same_draw(model: CheckedModel, x: Tensor) -> CheckedModel | None:
-    """Return a model whose passes repeat: itself, or with one draw; None if neither repeats."""
-    draw = SameDraw(model.model, model.dtype)
-    return next((one for one in (model, draw) if not is_random(one, x)), None)
-
-
-def is_random(model: Model, x: Tensor) -> bool:
-    """Return whether passes on the same images x (N, C, H, W) differ by more than rounding.
-
-    After two passes on all images some follow on few: a draw among few choices may repeat.
-    """
-
-    def outputs(images: Tensor) -> Tensor:
-        with torch.no_grad():
-            out = as_output(model(images))
-        return torch.cat((out.logits, out.aux.to(out.logits)), -1)
-
-    for images, passes in ((x, 1), (x[:FEW], MORE_PASSES)):
-        first = outputs(images)
-        size = first.abs().nan_to_num(0, 0, 0).amax(-1, keepdim=True).clamp_min(1e-30)
-        for _ in range(passes):
-            if ((outputs(images) - first).nan_to_num(0).abs() > ROUNDING * size).any():
-                return True
-    return False
-
-
 def _wrong_slopes(
     model: CheckedModel, x: Tensor, y: Tensor, ball: Ball, rule: RuleCriterion | None
 ) -> Iterator[Flag]:
@@ -195,23 +152,50 @@ def _wrong_slopes(
             grad, before, _ = model.gradient(objective, x, y, *inputs)
         except NoGradientError:
             grad, before = torch.zeros_like(x), torch.zeros_like(x[:, 0, 0, 0])
-        trusted = torch.zeros_like(y, dtype=torch.bool)
+        trusted, errors = torch.zeros_like(y, dtype=torch.bool), list[Tensor]()
         for share in STEP_SHARES:
             moved = ball.step(x, x, grad, share * ball.eps)
             predicted = ((moved - x) * grad).flatten(1).sum(1)
             rise = model.value(objective, moved, y, *inputs)[0] - before
             low, high = (ratio * predicted for ratio in SLOPE_RATIOS)
-            trusted |= (predicted > 0) & (low <= rise) & (rise <= high)
+            trusted = trusted | (predicted > 0) & (low <= rise) & (rise <= high)
+            if grad.any():
+                rise_at = lambda to: model.value(objective, to, y, *inputs)[0] - before  # noqa: B023, E731
+                errors.append(_around(rise_at, x, grad, type(ball)(share * ball.eps)))
+        if errors:
+            uneven, error = torch.stack(errors, 1)  # lengths, N; the most even length decides
+            uneven, error = (one.gather(0, uneven.argmin(0)[None])[0] for one in (uneven, error))
+            trusted &= error <= SLACK + UNEVEN * uneven
         if too_many(wrong := int((~trusted).sum()), len(x)):
             yield Flag(
                 SLOPE, (),
                 f"At {wrong} of {len(x)} clean images a step along the gradient of {name} does "
                 "not change it as the gradient says, within a factor of two, at any length from "
-                "eps/64 to eps/4, or there is no gradient.",
+                "eps/64 to eps/4, or steps in random directions change it evenly, but not as "
+                "the gradient says, or there is no gradient.",
                 "Attack without this gradient: version='black-box', or attack a differentiable "
                 "model in its place and test the examples on this one; a score can have a "
                 "differentiable one beside it, ModelWithScore(model, score, surrogate=...).",
             )  # fmt: skip
+
+
+def _around(rise: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, near: Ball) -> Tensor:
+    """Return how steps in random directions change an objective, relative to the changes, 2, N.
+
+    First how far steps forth and back differ (the objective is curved, or rounded), then how far
+    their mean is from what the gradient predicts, which for its own gradient is hardly more.
+    """
+    index, changes = torch.arange(len(x), device=x.device), list[Tensor]()
+    for k in range(DIRECTIONS):
+        signs = (noise.uniform(1, index, k, tuple(x.shape[1:])).to(x) - 0.5).sign()
+        inside = (x >= near.eps) & (x <= 1 - near.eps)  # where a step can go both ways
+        step = near.project(x, x + near.eps * signs * inside) - x
+        predicted = (step * grad).flatten(1).sum(1)
+        changes.append(torch.stack((rise(x + step), -rise(x - step), predicted)))
+    forth, back, predicted = torch.stack(changes, 1)
+    mean, size = (forth + back) / 2, (forth.norm(dim=0) + back.norm(dim=0)) / 2
+    far = torch.stack(((forth - back).norm(dim=0) / 2, (mean - predicted).norm(dim=0)))
+    return far / size.clamp_min(1e-30)
 
 
 def _jumps(answers: Answers, x: Tensor, ball: Ball) -> Iterator[Flag]:
@@ -297,7 +281,7 @@ def _bisect(
     """Return the answers on both sides of a change of the decision, on lines from start to end."""
     low, high = start.new_zeros(len(start)), start.new_ones(len(start))
     at: Callable[[Tensor], Tensor] = lambda t: answers(start + per_image(t, start) * (end - start))  # noqa: E731
-    for _ in range(BISECTIONS):
+    for _ in range(FINER):
         middle = (low + high) / 2
         stays = same(at(middle))
         low, high = torch.where(stays, middle, low), torch.where(stays, high, middle)
@@ -396,7 +380,7 @@ def _in_float64(model: CheckedModel, x: Tensor) -> Tensor | None:
 REMEMBERS = Flag(
     CHANGE, (),
     "The answers for the same images differ though torch, NumPy and Python draw the same numbers: "
-    "the model remembers earlier calls or has a generator of its own.",
+    "the model remembers earlier calls or draws from a generator that its modules do not hold.",
     "Remove what it remembers, and draw from torch's generator, so that checks can repeat a draw.",
 )  # fmt: skip
 

@@ -8,11 +8,21 @@ every image can be made grey: 60 gradient queries per image, of at most MOST_IMA
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
+from demur.attacks import (
+    CE,
+    PGD,
+    AcceptedError,
+    Attack,
+    Clean,
+    Objective,
+    SingleMargin,
+    UntargetedMargin,
+)
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
 from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Linf
@@ -58,7 +68,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         )
     if _are_probabilities(logits):
         yield "the model returns probabilities; return logits instead"
-    counts = probe(model, x, y)
+    counts, _ = probed(model, x, y, chain)
     averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
@@ -77,6 +87,31 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         )
     if isinstance(chain.criterion, AcceptedError):
         yield from zero_score_gradients(model, chain.criterion, x, y)
+
+
+def probed(
+    model: Model, x: Tensor, y: Tensor, *attacks: Attack
+) -> tuple[dict[str, int], Objective]:
+    """Return the probe of a model, and the objective whose gradients it and plain PGD use.
+
+    That is the logit margin where the cross-entropy saturates (its gradient is zero in fp32, as
+    that of logits times 100) and the margin does not, if an attack follows logits, too.
+    """
+    counts = probe(model, x, y)
+    flat = counts.get("zero_gradients", 0)
+    if flat and any(_follows_logits(attack) for attack in attacks):
+        with suppress(NoGradientError):
+            of_margin = probe(model, x, y, UntargetedMargin())
+            if of_margin["zero_gradients"] < flat:
+                return of_margin, UntargetedMargin()
+    return counts, CE()
+
+
+def _follows_logits(attack: Attack) -> bool:
+    """Return whether some part of an attack uses gradients of logits and not of cross-entropy."""
+    if parts := attack.parts:
+        return any(_follows_logits(part) for part in parts)
+    return attack.gradient_queries > 0 and not isinstance(attack.maximised, CE)
 
 
 def _are_probabilities(logits: Tensor) -> bool:
@@ -159,14 +194,14 @@ def foreign_checks(
     the clean images before them, and `masking` the checks for masked gradients, if they were made.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
-    probed = probe(model, x, y)
+    counts, objective = probed(model, x, y, *(attack for attack, _ in attacked.values()))
     if any(isinstance(attack, MeanChain) for attack, _ in attacked.values()):
-        probed["random_outputs"] = 0  # which these attacks are made for
+        counts["random_outputs"] = 0  # which these attacks are made for
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
     examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
     half, large = type(ball)(ball.eps / 2), Linf(LARGE)
     for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
-        plain = PGD(around, steps=STEPS)
+        plain = PGD(around, steps=STEPS, objective=objective)
         if (x_adv := _craft(plain, model, x, y, bs)) is not None:
             examples[f"PGD-{STEPS}{name}"] = plain, x_adv
     examples |= {name: (attack, x_adv[: len(x)]) for name, (attack, x_adv) in attacked.items()}
@@ -174,7 +209,7 @@ def foreign_checks(
     for name, (attack, x_adv) in examples.items():
         out = outputs_in_batches(model, x_adv, bs, x_adv.device)
         arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
-        metadata = {"thresholds": {}, "probe": probed, "label": name, "spec": ""}
+        metadata = {"thresholds": {}, "probe": counts, "label": name, "spec": ""}
         records.append(one := ParsedRecord(Record(arrays, metadata), attack, name))
         if name not in attacked:
             radius = next((around.eps for around in attack.balls()), 0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from demur.attacks import CE
+from demur.attacks import CE, Objective
 from demur.attacks.attack_model import Model, attack_model, has_no_gradient
 from demur.errors import NoGradientError
 from demur.numerics import tf32
@@ -13,7 +13,12 @@ PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
-def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
+CROSS_ENTROPY = CE()
+
+
+def probe(
+    model: Model, x: Tensor, y: Tensor, objective: Objective = CROSS_ENTROPY
+) -> dict[str, int]:
     """Count images whose output differs between two fp32 passes, and zero gradients, of PROBED.
 
     Zero gradients are not counted for a `QueryModel`, which has none.
@@ -24,7 +29,7 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
             outputs = [as_output(model(x)) for _ in range(2)]
             first, second = (torch.cat((o.logits, o.aux.to(o.logits)), -1) for o in outputs)
         try:
-            grad = attack_model(model).gradient(CE(), x, y).grad
+            grad = attack_model(model).gradient(objective, x, y).grad
         except NoGradientError:
             grad = torch.zeros_like(x)
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
