@@ -138,6 +138,17 @@ def tiny_guard(tiny_source: LoadedRun) -> Guard:
 
 
 @pytest.fixture(scope="session")
+def onnx_file(tiny_guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guard as an ONNX file, alone in its folder; treat it as read-only."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        tiny_guard.export_onnx(folder / "model.onnx")
+
+    return made_once("onnx", tmp_path_factory, make).path / "model.onnx"
+
+
+@pytest.fixture(scope="session")
 def test_images(tiny_source: LoadedRun) -> Images:
     return tiny_source.splits["test"]
 
