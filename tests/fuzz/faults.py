@@ -17,7 +17,7 @@ import demur.report.page
 from demur.cli.commands import main
 from demur.data import Digits, Splits
 
-FEW = 200  # images of each split
+FEW = 120  # images of each split
 FIGURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"></svg>'
 
 
