@@ -35,7 +35,7 @@ from tests.samples import examples
 
 # a busy machine is slow, not wrong
 settings.register_profile(
-    "demur", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
+    "demur", deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("demur")
 
