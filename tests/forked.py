@@ -150,6 +150,7 @@ def _is_running(process: int) -> bool:
 
 def _serve(address: str, tests: int) -> None:
     gc.disable()  # as in conftest.py
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
     exec(PRELOADED, {})
     gc.freeze()
     gc.enable()

@@ -193,14 +193,16 @@ def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
 
 
 def test_the_readmes_commands_and_code_run(
-    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every demur command of the README in order, with a short training, then its Python."""
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    few_digits: None,
+) -> None:  # fmt: skip
+    """Every demur command of the README in order, with short attacks, then its Python."""
     for line in readme_commands():
         program, *words = line.split()
         if program != "demur" or words == ["demo"]:  # the demo runs from the wheel
             continue
         if words[0] == "attack":
+            words = ["adaptive:steps=5" if word == "adaptive" else word for word in words]
             words += ["--n", "16"]
         if words[0] == "train":
             words += [*TINIEST, "--out", f"runs/{words[1]}"]
