@@ -13,7 +13,7 @@ Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
 TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]  # of any recipe
 STUDY = ("paper", "study", "recipes")  # a command that compares recipes
-FEW = 300  # images: four whole batches of 64 and a part of one
+FEW = 150  # images: two whole batches of 64 and a part of one
 
 
 SLOWEST = ("test_docs", "test_code_style", "test_paper_tables", "test_explorer", "test_distributed")

@@ -35,7 +35,7 @@ from tests.samples import examples
 
 # a busy machine is slow, not wrong
 settings.register_profile(
-    "demur", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
+    "demur", deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("demur")
 
@@ -135,6 +135,17 @@ def tiny_guard(tiny_source: LoadedRun) -> Guard:
         tiny_source.net, x, y, rejector="RCon", coverage=0.7, eps=0.15,
         built_from=(made.net, made.method.head),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def onnx_file(tiny_guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guard as an ONNX file, alone in its folder; treat it as read-only."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        tiny_guard.export_onnx(folder / "model.onnx")
+
+    return made_once("onnx", tmp_path_factory, make).path / "model.onnx"
 
 
 @pytest.fixture(scope="session")

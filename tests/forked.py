@@ -33,6 +33,14 @@ try:
 except ImportError:
     pass
 """
+FEW_DIGITS = """
+import time, demur.__main__
+from demur.data import Digits, Images
+load, batch = Digits.load, Images.batch
+Digits.load = lambda *words: {{name: part.first({images}) for name, part in load(*words).items()}}
+Images.batch = lambda *words: time.sleep({seconds}) or batch(*words)
+demur.__main__.main()
+"""
 
 
 class Process:
@@ -101,6 +109,14 @@ def run(
     return subprocess.CompletedProcess(words, process.wait(), out, err)
 
 
+def few_digits(images: int, seconds: float = 0.0) -> str:
+    """The code of a process that runs the command with so many digits in each split.
+
+    It waits some seconds at every batch, so that it can be killed before it ends.
+    """
+    return FEW_DIGITS.format(images=images, seconds=seconds)
+
+
 @cache
 def _server() -> str:
     """Return the address of the process that forks the others; the first caller starts it.
@@ -134,6 +150,7 @@ def _is_running(process: int) -> bool:
 
 def _serve(address: str, tests: int) -> None:
     gc.disable()  # as in conftest.py
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whatever is installed
     exec(PRELOADED, {})
     gc.freeze()
     gc.enable()

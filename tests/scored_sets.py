@@ -13,7 +13,7 @@ INF = math.inf
 TIED = st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0])
 SPREAD = st.floats(-10, 10)
 Set = tuple[FloatArray, BoolArray]
-MANY, SOME, FEW = (settings(deadline=None, max_examples=examples(most)) for most in (400, 80, 25))
+MANY, SOME, FEW = (settings(deadline=None, max_examples=examples(most)) for most in (150, 50, 25))
 
 
 def as_set(rows: list[tuple[float, bool]]) -> Set:

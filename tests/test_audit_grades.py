@@ -43,9 +43,12 @@ from demur.sanity.single_records import FLAT, NOT_RISEN
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
 from tests.audit_zoo_odd import ALL
 from tests.conftest import Command
+from tests.samples import EXHAUSTIVE
 
 N = 20
 NAMES = [make.__name__.replace("_", " ") for make in BROKEN]
+STORED = "48 of 48 lines from a clean image to twice the radius"
+LONG = pytest.mark.exhaustive
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -90,7 +93,8 @@ def signs_of(name: str) -> dict[str, str]:
     torch.manual_seed(0)
     with checked(model, x, y) as (own, images, labels):
         before = prediction(own(images))
-        x_adv = PGD(Linf(EPS), steps=100).perturb(own, images, labels, torch.arange(len(y)))
+        pgd = PGD(Linf(EPS), steps=100 if EXHAUSTIVE else 25)
+        x_adv = pgd.perturb(own, images, labels, torch.arange(len(y)))
         found = model_checks(own, images, labels, x_adv, Linf(EPS), rule, before)
     assert all(flag.remedy for check in found for flag in check.flags)
     return {check.kind: " ".join(flag.observed for flag in check.flags) for check in found}
@@ -114,14 +118,11 @@ class TestFlags:
             (JUMP, "seeded by input", "small noise", "A change of 0.0001"),
             (JUMP, "hashed rejector", "Con", "A change of 0.0001"),
             (JUMP, "masked score", "Con", "the score jumps"),
-            (
-                JUMP,
-                "stored images",
-                "fp16",
-                "48 of 48 lines from a clean image to twice the radius",
-            ),
+            (JUMP, "stored images", "Con", STORED),
+            pytest.param(JUMP, "stored images", "fp16", STORED, marks=LONG),  # slow on a CPU
             (CHANGE, "batch statistic", "robust, seed 0", "8 of 8 asked alone"),
-            (CHANGE, "order", "3x32x32 convolution", "in reverse order"),
+            (CHANGE, "order", "plain, seed 0", "in reverse order"),
+            pytest.param(CHANGE, "order", "3x32x32 convolution", "in reverse order", marks=LONG),
             (CHANGE, "slow counter", "plain, seed 0", "differ"),
             (CHANGE, "counter", "noise from its own generator", "differ"),
             (CHANGE, "batch rejector", "Con", "in half of the batch"),

@@ -24,7 +24,7 @@ from tests.cifar_files import use_small_set
 from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error
 
-BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
+BRIEF = ["net=ResNet8(2)", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
          "validation_attack.steps=1", "schedule.peak=0.05"]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import demur
 from demur.attacks import APGD, autoattack
 from tests import forked
 from tests.conftest import TINIEST, Command
+from tests.test_audit_grades import few_games
 
 PACKAGE = Path(demur.__file__).parent
 ROOT = PACKAGE.parent
@@ -44,6 +45,12 @@ LAYERS = [
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The nodes of a file; the first is the module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -51,7 +58,7 @@ def package_of(path: Path) -> str:
 def imported_packages(path: Path) -> set[str]:
     """The packages of demur that a file imports from."""
     packages = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("demur"):
             parts = node.module.split(".")
             packages |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -97,7 +104,7 @@ def imported_files(path: Path) -> set[Path]:
         return found if module.startswith("demur") and found.is_file() else None
 
     modules = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             modules += [name if file_of(name) else node.module for name in names]
@@ -118,11 +125,12 @@ def test_files_and_functions_are_short_and_described() -> None:
     faults = []
     for path in SOURCES:
         text, name = path.read_text(), path.relative_to(PACKAGE)
-        tree = ast.parse(text)
+        (tree, *_) = nodes(path)
+        assert isinstance(tree, ast.Module)
         doc = ast.get_docstring(tree) or ""
         if len(text.splitlines()) > 500 or not 0 < len(doc.splitlines()) <= 8:
             faults.append(f"{name}: over 500 lines, or a docstring of none or over 8 lines")
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 end = node.end_lineno or node.lineno
                 code = node.body[1:] if ast.get_docstring(node) else node.body
@@ -185,15 +193,17 @@ def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
 
 
 def test_the_readmes_commands_and_code_run(
-    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every demur command of the README in order, with a short training, then its Python."""
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    few_digits: None,
+) -> None:  # fmt: skip
+    """Every demur command of the README in order, with short attacks, then its Python."""
     for line in readme_commands():
         program, *words = line.split()
         if program != "demur" or words == ["demo"]:  # the demo runs from the wheel
             continue
         if words[0] == "attack":
-            words += ["--n", "40"]
+            words = ["adaptive:steps=5" if word == "adaptive" else word for word in words]
+            words += ["--n", "16"]
         if words[0] == "train":
             words += [*TINIEST, "--out", f"runs/{words[1]}"]
         code, _, said = command(*words)
@@ -201,6 +211,7 @@ def test_the_readmes_commands_and_code_run(
         honest = words[0] == "calibrate" and "no threshold gives" in said
         assert code == 0 or honest, f"{line}\n{said}"
     monkeypatch.setattr(autoattack, "APGD", partial(APGD, steps=10))
+    monkeypatch.setattr(autoattack, "MaxMinMargin", few_games)
     for text in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
         exec(compile(text, "README.md", "exec"), {})
     told = capsys.readouterr().out

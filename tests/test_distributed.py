@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from demur.data import Digits, Splits
 from demur.distributed import ProcessGroup, current, init_distributed, launched
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
@@ -23,9 +24,9 @@ from demur.runs import Run
 from demur.training import check_trainable, train
 from tests import forked
 
-# 1150 images in batches of 301: shards of 151 and 150, and of 124 and 123 in the last batch
+IMAGES = 92  # in batches of 25: shards of 13 and 12, and of 9 and 8 in the last batch
 # AWP uses the gradient of all images, and both ranks hold the same EMA
-BRIEF = ["digits-pgdat-rr", "precision=fp64", "width=2", "epochs=2", "batch_size=301",
+BRIEF = ["digits-pgdat-rr", "precision=fp64", "width=2", "epochs=2", "batch_size=25",
          "attack.steps=1", "validation_attack.steps=1", "ema=0.9", "awp=0.05"]  # fmt: skip
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
@@ -41,14 +42,15 @@ sys.exit(done.returncode)
 """
 
 
-def two_processes(*arguments: str, folders: tuple[Path, Path]) -> list[forked.Process]:
-    """Start the two processes that torchrun would start, each in a folder."""
+def two_processes(
+    *arguments: str, folders: tuple[Path, Path], seconds: float = 0.0
+) -> list[forked.Process]:
+    """Start the two processes that torchrun would start, each in a folder; see `few_digits`."""
     shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
               "TORCHELASTIC_RUN_ID": "job"}  # fmt: skip
+    words = ["-c", forked.few_digits(IMAGES, seconds), *arguments]
     return [
-        forked.popen(
-            ["-m", "demur", *arguments], folder, ENV | shared | {"RANK": rank, "LOCAL_RANK": rank}
-        )
+        forked.popen(words, folder, ENV | shared | {"RANK": rank, "LOCAL_RANK": rank})
         for rank, folder in zip("01", folders, strict=True)
     ]
 
@@ -63,8 +65,14 @@ def max_difference(one: Path, other: Path) -> float:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The brief recipe trained by one process."""
-    name, *changes = BRIEF
-    return train(recipe(name, changes), tmp_path_factory.mktemp("single") / "run").path
+    load, (name, *changes) = Digits.load, BRIEF
+
+    def few(self: Digits, folder: Path | None = None) -> Splits:
+        return {split: images.first(IMAGES) for split, images in load(self, folder).items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Digits, "load", few)
+        return train(recipe(name, changes), tmp_path_factory.mktemp("single") / "run").path
 
 
 # ------------------------------------------------------------------ one process
@@ -143,7 +151,8 @@ def test_two_processes_end_with_the_weights_of_one_also_after_kill_9(
 ) -> None:
     """Killed after the first epoch and resumed; uninterrupted runs differ by 3e-14."""
     command, folders = ("train", *BRIEF, "--sync-bn", "--out", "run"), (tmp_path, tmp_path)
-    processes, deadline = two_processes(*command, folders=folders), time.monotonic() + 100
+    processes = two_processes(*command, folders=folders, seconds=0.1)
+    deadline = time.monotonic() + 100
     while not (tmp_path / "run/state/now.json").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     for process in processes:
@@ -223,8 +232,8 @@ def test_two_processes_write_the_record_of_one(tiny_run: Run, tmp_path: Path) ->
 
 
 def test_an_error_in_two_processes_is_one_sentence(tmp_path: Path) -> None:
-    """Batches of 1147 leave three images, and batch norm needs two in each process."""
-    command = ("train", *BRIEF, "batch_size=1147", "--out", "run")
+    """Batches of 89 leave three images, and batch norm needs two in each process."""
+    command = ("train", *BRIEF, "batch_size=89", "--out", "run")
     failed = two_processes(*command, folders=(tmp_path, tmp_path))
     for process in failed:
         _, said = process.communicate()

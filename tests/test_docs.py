@@ -17,6 +17,7 @@ import pytest
 import demur
 from demur.attacks import APGD, FAB, Square, autoattack
 from tests import forked
+from tests.test_audit_grades import few_games
 
 ROOT = Path(demur.__file__).parents[1]
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -150,6 +151,7 @@ def test_the_examples_of_a_guide_run(
     """All marked blocks of a page, in one namespace, with few images and short ensembles."""
     monkeypatch.setattr(autoattack, "APGD", partial(APGD, steps=10))
     monkeypatch.setattr(autoattack, "FAB", partial(FAB, steps=3))
+    monkeypatch.setattr(autoattack, "MaxMinMargin", few_games)
     monkeypatch.setattr(autoattack, "Square", partial(Square, queries=50))
     namespace: dict[str, object] = {"__name__": path.stem}
     text = path.read_text(encoding="utf-8")

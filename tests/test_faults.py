@@ -27,10 +27,10 @@ ERRORS = (errno.EIO, errno.ENOSPC)
 NEVER = 10**9
 BRIEF = ("epochs=2", "width=4", "validation_attack=Clean")
 COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {  # words, and how many operations are sampled
-    "train": (("train", "digits-standard", *BRIEF, "--out", "run"), 3),
-    "attack": (("attack", "run", "pgd-10:steps=1", "--n", "20"), 4),
-    "calibrate": (("calibrate", "run", "--risk", "0.7"), 3),
-    "report": (("report", "run"), 2),
+    "train": (("train", "digits-standard", *BRIEF, "--out", "run"), 2),
+    "attack": (("attack", "run", "pgd-10:steps=1", "--n", "20"), 3),
+    "calibrate": (("calibrate", "run", "--risk", "0.7"), 2),
+    "report": (("report", "run"), 1),
 }
 ROOT = Path(__file__).parents[1]
 Words = tuple[str, ...]

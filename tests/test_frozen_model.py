@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
@@ -108,6 +107,8 @@ def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
     digits: tuple[Tensor, Tensor],
 ) -> None:
     """torch.compile limits the versions of a code object; every objective has its own."""
+    import torch._dynamo  # takes a second, and one worker needs it
+
     net = random_net(OneBlock())
     with torch._dynamo.config.patch(recompile_limit=1):
         for train, objective in ((True, CE()), (False, PlusLogScore(RCon()))):

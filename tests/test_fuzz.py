@@ -21,9 +21,9 @@ from tests.samples import Samples
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 
-CASES = dict.fromkeys(KINDS, (300, 150_000)) | {  # in the suite, and in all a million
-    "argv": (30, 6_000), "bundle": (60, 20_000), "api": (100, 80_000),
-    "stored": (150, 100_000),
+CASES = dict.fromkeys(KINDS, (150, 150_000)) | {  # in the suite, and in all a million
+    "argv": (30, 6_000), "bundle": (40, 20_000), "api": (60, 80_000),
+    "stored": (80, 100_000),
 }  # fmt: skip
 SEED = 7
 

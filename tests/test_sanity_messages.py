@@ -67,7 +67,13 @@ def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
     assert all(record.metadata["probe"]["images"] == 100 for record in records)
 
 
-@pytest.mark.parametrize("mask", [lambda z: 1e6 * z, torch.round], ids=["scaled", "rounded"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(lambda z: 1e6 * z, id="scaled"),
+        pytest.param(torch.round, id="rounded", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_net_with_masked_gradients_is_flagged(
     tiny_run: Run, tmp_path: Path, mask: Callable[[Tensor], Tensor]
 ) -> None:

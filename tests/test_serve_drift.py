@@ -29,8 +29,17 @@ def draw(random: np.random.Generator, kind: str, n: int) -> Scores:
     return np.where(random.random(n) < 0.3, -math.inf, random.random(n))
 
 
-@pytest.mark.parametrize("kind", ["continuous", "discrete", "gated"])
-@pytest.mark.parametrize("calibration", [30, 400])
+LONG = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    ("kind", "calibration"),
+    [
+        ("continuous", 30), ("discrete", 400), ("gated", 30),
+        pytest.param("continuous", 400, marks=LONG), pytest.param("discrete", 30, marks=LONG),
+        pytest.param("gated", 400, marks=LONG),
+    ],
+)  # fmt: skip
 def test_false_alarms_are_as_rare_as_stated(kind: str, calibration: int, samples: Samples) -> None:
     """Within n images with a probability of at most n / c, however small the calibration set."""
     random = np.random.default_rng(1)

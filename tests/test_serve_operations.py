@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter
@@ -22,10 +23,10 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from demur import Guard
+from demur.guards import triton
 from demur.guards.triton import export_triton
 from demur.serve import Settings, create_app, logs
 from tests import forked
-from tests.conftest import Command
 
 Client = partial(TestClient, base_url="http://localhost")
 BLANK = {"images": np.zeros((2, 8, 8, 1)).tolist(), "dtype": "float32"}
@@ -146,9 +147,11 @@ def test_two_workers_share_a_port_and_add_up(tiny_guard: Guard, tmp_path: Path) 
 
 
 def test_tritons_repository_has_the_decisions_of_the_guard(
-    tiny_guard: Guard, tmp_path: Path, command: Command
+    tiny_guard: Guard, onnx_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
+    # the export takes seconds, and another test has its file
+    monkeypatch.setattr(triton, "export_onnx", lambda guard, path: shutil.copy(onnx_file, path))
     model = export_triton(tiny_guard, tmp_path / "models")
     text = (model / "config.pbtxt").read_text()
     assert (model / "labels.txt").read_text().split("\n")[:-1] == list(tiny_guard.class_names)

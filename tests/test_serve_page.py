@@ -228,11 +228,6 @@ def test_without_attacks_the_page_has_no_button(
 
 
 @pytest.fixture(scope="module")
-def onnx_file(tiny_guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_guard.export_onnx(tmp_path_factory.mktemp("onnx") / "model.onnx")
-
-
-@pytest.fixture(scope="module")
 def thousand(tiny_source: LoadedRun) -> Tensor:
     return tiny_source.splits["fit"].batch(slice(0, 1000))[0]
 
@@ -295,7 +290,11 @@ def test_a_missing_package_is_one_sentence(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_model_that_cannot_be_exported_is_one_sentence(tiny_guard: Guard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("traced", [pytest.param(True, marks=pytest.mark.exhaustive), False])
+def test_a_model_that_cannot_be_exported_is_one_sentence(
+    tiny_guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: bool
+) -> None:
+    """The exporter takes seconds to find out that it cannot trace a model."""
     from dataclasses import replace
 
     from demur import BadInput
@@ -303,6 +302,11 @@ def test_a_model_that_cannot_be_exported_is_one_sentence(tiny_guard: Guard, tmp_
     def branching(x: Tensor) -> Tensor:
         return torch.eye(10)[[int(one.sum()) % 10 for one in x]]
 
+    def fail(*given: object, **more: object) -> None:
+        raise RuntimeError("Failed to export the model.\nStep 1 of 3")
+
+    if not traced:
+        monkeypatch.setattr(torch.onnx, "export", fail)
     with pytest.raises(BadInput, match="the model cannot be exported to ONNX") as caught:
         replace(tiny_guard, model=branching).export_onnx(tmp_path / "model.onnx")
     assert "\n" not in str(caught.value)

@@ -30,7 +30,7 @@ def test_every_answer_is_as_described(tiny_guard: Guard, monkeypatch: pytest.Mon
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=8, deadline=None, derandomize=True, database=None,
+            max_examples=5, deadline=None, derandomize=True, database=None,
             phases=[Phase.generate], suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         def check(case: Any) -> None:

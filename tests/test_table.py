@@ -21,7 +21,7 @@ from demur.paper.paper_runs import RunSteps, StoredRuns, compute
 from demur.recipes import RECIPES
 from demur.runs import run_folder
 from demur.spec import digest
-from tests.conftest import STUDY, TINIEST, Command
+from tests.conftest import FEW, STUDY, TINIEST, Command
 from tests.test_cli import expect_error
 
 
@@ -88,7 +88,7 @@ def test_the_command_writes_the_page_and_reuses_runs(
     page = (in_empty_folder / "page.md").read_text()
     assert page in out
     assert "# Training methods" in page
-    assert "## clean, 300 images" in page
+    assert f"## clean, {FEW} images" in page
     assert "| pgdat-rr | R-Con |" in page
     assert "--seeds 2" in page
     code, out, err = command(*STUDY, *arguments, "--json")

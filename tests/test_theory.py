@@ -18,7 +18,7 @@ from demur.paper import theorems as theory
 from demur.paper.theorems import TheoryInputs
 from tests.samples import examples
 
-MANY, SOME = (settings(deadline=None, max_examples=examples(most)) for most in (200, 60))
+MANY, SOME = (settings(deadline=None, max_examples=examples(most)) for most in (100, 40))
 # any counterexample will do: shrinking it takes longer than finding it
 FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,28 @@ from tests import forked
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
-BRIEF = ["epochs=3", "width=4", "attack.steps=1", "validation_attack.steps=1"]
+BRIEF = ["epochs=3", "width=4", "batch_size=64", "attack.steps=1", "validation_attack.steps=1"]
+IMAGES = 135  # of each split: two whole batches and a part of one
+FEW_IMAGES = forked.few_digits(IMAGES)
+
+
+@contextmanager
+def loading_few() -> Iterator[None]:
+    load = Digits.load
+
+    def load_few(self: Digits, folder: Path | None = None) -> Splits:
+        return {split: images.first(IMAGES) for split, images in load(self, folder).items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Digits, "load", load_few)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def few_images() -> Iterator[None]:
+    """Few images in the tests, but not in fixtures of the whole session."""
+    with loading_few():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +59,8 @@ def brief() -> Recipe:
 @pytest.fixture(scope="module")
 def uninterrupted(brief: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The brief recipe trained without interruption."""
-    return train(brief, tmp_path_factory.mktemp("uninterrupted") / "run")
+    with loading_few():
+        return train(brief, tmp_path_factory.mktemp("uninterrupted") / "run")
 
 
 def weights(run: Run) -> bytes:
@@ -55,7 +79,7 @@ def crash_at(epoch: int, step: int) -> object:
     return on_progress
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 5), (1, 9)])
+@pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 2), (1, 3)])
 def test_an_interrupted_training_ends_with_bit_identical_weights(
     brief: Recipe, uninterrupted: Run, tmp_path: Path, epoch: int, step: int
 ) -> None:
@@ -71,17 +95,17 @@ def test_an_interrupted_training_ends_with_bit_identical_weights(
 def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Path) -> None:
     """A process is killed early, killed in its second epoch, then left to finish."""
     out = tmp_path / "run"
-    command = ["-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
+    command = ["train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for file in ("recipe.txt", "state/now.json"):
-        process = forked.popen(command, env=env)
+        process = forked.popen(["-c", forked.few_digits(IMAGES, 0.1), *command], env=env)
         deadline = time.monotonic() + 60
         while not (out / file).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 3
-    done = forked.run(command, env=env)
+    done = forked.run(["-c", FEW_IMAGES, *command], env=env)
     assert done.returncode == 0, done.stderr
     assert weights(Run(out)) == weights(uninterrupted)
     assert [p.name for p in out.rglob(".*.tmp")] == []
@@ -144,7 +168,7 @@ def test_nan_stops_the_training_names_the_step_and_keeps_the_last_finite_state(
     with pytest.raises(BadInput) as error:
         train(diverging, tmp_path / "run")
     assert "epoch 2, step " in str(error.value)
-    assert "of 9" in str(error.value)
+    assert "of 3" in str(error.value)
     assert "state after epoch 1 is kept" in str(error.value)
     now = json.loads((tmp_path / "run" / "state" / "now.json").read_text())
     assert now["epoch"] == 1
@@ -165,10 +189,9 @@ def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_pa
 
 
 LIMITED = """
-import resource, runpy, sys
+import resource, sys
 sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-runpy.run_module("demur", run_name="__main__", alter_sys=True)
 """
 
 
@@ -177,7 +200,8 @@ def test_a_full_disk_gives_one_sentence_and_loses_nothing(
 ) -> None:
     """A process whose files may not grow past a limit, as on a full disk."""
     out = tmp_path / "run"
-    done = forked.run(["-c", LIMITED, "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)])
+    code = LIMITED + FEW_IMAGES
+    done = forked.run(["-c", code, "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)])
     assert done.returncode == 2, done.stderr
     assert "a file reached the limit on its size" in done.stderr
     assert "Traceback" not in done.stderr
@@ -188,8 +212,8 @@ def test_a_full_disk_gives_one_sentence_and_loses_nothing(
 def test_untrainable_recipes_and_splits_raise_before_training(
     brief: Recipe, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInput, match=r"batch of one image out of 1150.*batch_size=1150"):
-        train(replace(brief, batch_size=1149), tmp_path / "run")
+    with pytest.raises(BadInput, match=r"batch of one image out of 135.*batch_size=135"):
+        train(replace(brief, batch_size=134), tmp_path / "run")
     with pytest.raises(BadInput, match="batch norm needs two"):
         train(replace(brief, batch_size=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -287,7 +311,8 @@ def test_every_digits_recipe_resumes_with_bit_identical_weights(
 
     monkeypatch.setattr(Digits, "load", load_few)
     short_attack = [] if "standard" in name else ["framework.attack.steps=1"]
-    spec = recipe(name, ["epochs=2", "width=4", "batch_size=24", "selection=last", *short_attack])
+    brief = ["epochs=2", "width=4", "batch_size=24", "selection=last", "validation_attack=Clean"]
+    spec = recipe(name, [*brief, *short_attack])
 
     def copy_folder(progress: Progress) -> None:
         if (progress.epoch, progress.step) == (1, 1):

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import engine_check
 from demur.attacks import Clean
+from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.methods import Standard
 from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
@@ -29,9 +30,20 @@ from demur.training import (
 from demur.training.state import EMA
 
 CPU = torch.device("cpu")
-CHANGES = ["width=4", "precision=fp64", "batch_size=110", "epochs=2", "attack.steps=1"]
-BRIEF = ["epochs=2", "width=4", "attack.steps=1", "validation_attack.steps=1"]
+CHANGES = ["width=4", "precision=fp64", "batch_size=22", "epochs=2", "attack.steps=1"]
+BRIEF = ["epochs=2", "width=4", "batch_size=22", "attack.steps=1", "validation_attack.steps=1"]
 BOTH = ["ema=0.9", "awp=0.01"]
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two whole batches and a part of one."""
+    load = Digits.load
+
+    def few(self: Digits, folder: Path | None = None) -> Splits:
+        return {name: images.first(60) for name, images in load(self, folder).items()}
+
+    monkeypatch.setattr(Digits, "load", few)
 
 
 def rr(*changes: str) -> Recipe:

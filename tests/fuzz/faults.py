@@ -16,7 +16,7 @@ from typing import IO, Any
 from demur.cli.commands import main
 from demur.data import Digits, Splits
 
-FEW = 200  # images of each split
+FEW = 120  # images of each split
 
 
 class Faults:
