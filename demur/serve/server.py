@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import multiprocess
 
 from demur.errors import BadInput
 from demur.guards.core import Guard
@@ -57,9 +57,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request; the application may not answer the one before it any more."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         with suppress(LocalProtocolError):  # its answer has begun
             super().send_400_response(msg)
         self.transport.close()
@@ -112,17 +113,19 @@ class Server(uvicorn.Server):
                     waiting.append(listener.accept()[0])
         for server in self.servers:
             server.close()
-        protocol: Any = partial(
-            self.config.http_protocol_class, config=self.config, server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )  # fmt: skip
+        protocol: Any = self.config.http_protocol_class
+        made = partial(protocol, config=self.config, server_state=self.server_state,
+                       app_state=self.lifespan.state)  # fmt: skip
         for one in waiting:
-            await asyncio.get_running_loop().connect_accepted_socket(protocol, one)
+            await asyncio.get_running_loop().connect_accepted_socket(made, one)
         await asyncio.sleep(LAST_SECONDS)
         await super().shutdown(sockets)
 
 
-class Supervisor(Multiprocess):
+multiprocess.Server = Server  # type: ignore[misc]  # in the processes, too, which import this
+
+
+class Supervisor(multiprocess.Multiprocess):
     """uvicorn's supervisor, which lets new connections be refused while the processes end.
 
     Otherwise they would wait for it and be reset at its end.
