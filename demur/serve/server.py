@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-multiprocess.Server = Server  # type: ignore[misc]  # in the processes, too, which import this
+multiprocess.Server = Server  # type: ignore[attr-defined]  # in the processes, too, which import this
 
 
 class Supervisor(multiprocess.Multiprocess):
