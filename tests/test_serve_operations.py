@@ -1,12 +1,15 @@
 """What the person on call sees: logs, readiness, several workers, and Triton's repository."""
 
+import asyncio
 import fcntl
 import io
 import json
+import logging
 import os
 import re
 import shutil
 import signal
+import socket
 import time
 from collections import Counter
 from contextlib import suppress
@@ -25,10 +28,11 @@ from starlette.testclient import TestClient
 from demur import Guard
 from demur.guards import triton
 from demur.guards.triton import export_triton
-from demur.serve import Settings, create_app, logs
+from demur.serve import Settings, create_app, logs, server
 from tests import forked
 
 Client = partial(TestClient, base_url="http://localhost")
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BLANK = {"images": np.zeros((2, 8, 8, 1)).tolist(), "dtype": "float32"}
 
 
@@ -114,6 +118,67 @@ def test_a_log_that_nobody_reads_stops_no_answer(
     os.close(read)  # else closing the other end would wait
     with suppress(BrokenPipeError):
         full.close()
+
+
+def listening(guard: Guard, settings: Settings) -> tuple[socket.socket, server.Server]:
+    """A server that has not started yet, and its listener."""
+    listener, _, settings = server._listen("127.0.0.1", 0, settings)
+    app = server._loaded_app(lambda: guard, settings)
+    return listener, server.Server(server.server_config(lambda: app, settings))
+
+
+def connected(listener: socket.socket, *sent: bytes) -> socket.socket:
+    one = socket.create_connection(listener.getsockname()[:2], timeout=20)
+    for content in sent:
+        one.sendall(content)
+    return one
+
+
+def test_connections_that_wait_at_the_end_are_answered(tiny_guard: Guard) -> None:
+    listener, service = listening(tiny_guard, Settings())
+    clients: list[socket.socket] = []
+
+    async def connect() -> None:  # the server does not run meanwhile, and then ends
+        clients.extend(connected(listener, GET_HEALTH) for _ in range(8))
+
+    service.main_loop = connect  # type: ignore[method-assign]
+    asyncio.run(service.serve(sockets=[listener]))
+    for client in clients:
+        with client:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_breaks_off_in_garbage_is_a_400_and_no_error_of_the_service(
+    tiny_guard: Guard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener, service = listening(tiny_guard, Settings(log_level="error"))
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        head = b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with connected(listener, head + b"garbage\r\n") as client:  # in the midst of an answer
+            answers.append(client.recv(1000))
+
+    async def served() -> None:
+        await asyncio.to_thread(ask)
+
+    service.main_loop = served  # type: ignore[method-assign]
+    asyncio.run(service.serve(sockets=[listener]))
+    assert answers[0].startswith(b"HTTP/1.1 400")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_library_logs_is_written_as_the_other_lines(
+    tiny_guard: Guard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not from the event loop, which a pipe that nobody reads would stop."""
+    app = server._loaded_app(lambda: tiny_guard, Settings(log_format="json"))
+    error = ValueError("a\nb")
+    logging.getLogger("uvicorn.error").error("Exception\n", exc_info=error)
+    app.state.service.close()
+    (line,) = lines_of(capsys.readouterr().err)
+    assert (line["event"], line["level"]) == ("server error", "error")
+    assert (line["reason"], line["error"]) == ("Exception", repr(error))
 
 
 @pytest.mark.exhaustive

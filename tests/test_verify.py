@@ -43,6 +43,7 @@ from tests.damages import (
     edit_json,
     edit_record,
     edit_table,
+    nothing,
     put,
     table,
     target,
@@ -273,3 +274,17 @@ def test_an_unfinished_training_and_a_pack_are_verified(
     assert verify(run.path).unchecked["the training has not ended: there are no results yet"] == 1
     next((run.path / "state").glob("epoch-*")).write_bytes(b"")
     assert len(verify(run.path).findings) == 1
+
+
+def test_a_record_of_an_older_version_of_its_attack_is_named_and_no_finding(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "results" / "restarts-cifar10" / "pgdat-rr-seed0", run)
+    older = "identity: it is of version 2 of RejectAutoAttackEnsemble, now 3"
+    found = verify(run)
+    assert found.findings == []
+    assert found.unchecked[older] == 2
+    path = next((run / "records").glob("reject-autoattack-*RCon*.npz"))
+    edit_record(path, nothing, attack="0" * 64)
+    found = verify(run)
+    assert "digest of the attack is not that of its spec" in found.findings[0].problem
+    assert found.unchecked[older] == 1

@@ -378,8 +378,8 @@ class RejectAutoAttackEnsemble(Ensemble):
     version: RejectVersion = "standard"
     targets: PositiveInt = 9
     seed: NonNegativeInt = 0
-    attacks_to_run: tuple[str, ...] = ()
-    most_queries: PositiveInt | None = None
+    attacks_to_run: tuple[str, ...] = field(default=(), metadata={"since": 3})
+    most_queries: PositiveInt | None = field(default=None, metadata={"since": 3})
 
     def chain(self) -> Chain:
         members = tuple(self.members().values())

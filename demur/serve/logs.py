@@ -55,6 +55,18 @@ class LineWriter:
             sleep(0.01)
 
 
+class LogHandler(logging.Handler):
+    """Logs what libraries log, through the same writer: a full pipe must not stop them either."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__(logging.ERROR)
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.log.error("server error", reason=record.getMessage().strip(), error=repr(error))
+
+
 def make_logger(writer: LineWriter, form: str, level: str, guard: str) -> Any:
     """Return a logger whose lines name the guard."""
     last = (

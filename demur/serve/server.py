@@ -5,11 +5,12 @@ serve_many(load, Settings(), "127.0.0.1", 8000, print, workers=4)  # load() make
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -17,11 +18,13 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import multiprocess
 
 from demur.errors import BadInput
 from demur.guards.core import Guard
+from demur.serve.logs import LogHandler
 from demur.serve.metrics import PROCESSES
 from demur.serve.requests import Settings
 from demur.serve.service import create_app
@@ -29,6 +32,7 @@ from demur.serve.service import create_app
 SHUTDOWN_SECONDS = 30  # for requests in progress
 START_SECONDS = 120  # until a process that says nothing, as while it imports torch, is replaced
 CONNECTIONS = 4  # per request that is handled at the same time; others are closed
+LAST_SECONDS = 0.2  # for the requests of connections that are there when the service is stopped
 GRACE = 0.5  # seconds beyond the time limit of a request, for its answer to be read
 
 
@@ -50,6 +54,16 @@ class Connection(H11Protocol):
         self._set_deadline()
         if len(self.connections) > CONNECTIONS * self.settings.max_requests:
             transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request; the application may not answer the one before it any more."""
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        with suppress(LocalProtocolError):  # its answer has begun
+            super().send_400_response(msg)
+        self.transport.close()
 
     def handle_events(self) -> None:
         before = self.cycle
@@ -90,8 +104,28 @@ class Server(uvicorn.Server):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take the connections that wait before the listener is closed, which would reset them."""
+        waiting = []
+        for listener in sockets or ():
+            with suppress(OSError):  # none waits any more
+                while True:
+                    waiting.append(listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        protocol: Any = self.config.http_protocol_class
+        made = partial(protocol, config=self.config, server_state=self.server_state,
+                       app_state=self.lifespan.state)  # fmt: skip
+        for one in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(made, one)
+        await asyncio.sleep(LAST_SECONDS)
+        await super().shutdown(sockets)
 
-class Supervisor(Multiprocess):
+
+multiprocess.Server = Server  # type: ignore[attr-defined]  # in the processes, too, which import this
+
+
+class Supervisor(multiprocess.Multiprocess):
     """uvicorn's supervisor, which lets new connections be refused while the processes end.
 
     Otherwise they would wait for it and be reset at its end.
@@ -106,7 +140,8 @@ class Supervisor(Multiprocess):
 def server_config(app: Callable[[], FastAPI], settings: Settings, **more: Any) -> uvicorn.Config:
     """The application that `app()` makes, with the settings of uvicorn that its limits need."""
     return uvicorn.Config(
-        app, factory=True, log_level="error", access_log=False, server_header=False,
+        app, factory=True, log_config=None, log_level="error", access_log=False,
+        server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS, h11_max_incomplete_event_size=64 * 1024,
         http=partial(Connection, settings),  # type: ignore[arg-type]
         ws="none", proxy_headers=False, **more,
@@ -151,6 +186,9 @@ def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
     """The application of one process of several."""
     app = create_app(load(), settings)
     app.state.service.reader.pool.start()
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).handlers = [LogHandler(app.state.service.log)]
+        logging.getLogger(name).propagate = False
     return app
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -210,7 +211,8 @@ class Service:
             values = {"request": number, "path": path, "code": code, "ms": round(1e3 * seconds, 1)}
             if code >= 400:
                 write = self.log.error if code >= 500 else self.log.warning
-                write("not answered", reason=reason or "an error of demur", **values)
+                reason = reason or ("an error of demur" if code >= 500 else HTTPStatus(code).phrase)
+                write("not answered", reason=reason, **values)
             elif "decisions" in scope or self.settings.access_log:
                 self.log.info("answered", **values, **scope.get("decisions", {}))
 

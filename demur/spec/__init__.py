@@ -11,6 +11,7 @@ from demur.spec.spec import (
     find_name,
     later,
     lines,
+    older_version,
     read,
     renamed,
     replace_specs,
@@ -22,6 +23,6 @@ from demur.spec.spec import (
 
 __all__ = [
     "Spec", "Vocabulary", "check_readable", "differences", "digest", "edit", "field_types",
-    "find_name", "later", "lines", "read", "renamed", "replace_specs", "required_fields",
-    "show", "specs_in", "typed",
+    "find_name", "later", "lines", "older_version", "read", "renamed", "replace_specs",
+    "required_fields", "show", "specs_in", "typed",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from typing import get_type_hints as type_hints
 
@@ -168,15 +169,28 @@ def digest(value: Spec) -> str:
     return hashlib.sha256(_canonical(value).encode()).hexdigest()
 
 
-def _canonical(value: Any) -> str:
+def older_version(value: Spec, known: str) -> str:
+    """Say which older version of a class gives a spec a known digest; empty if none does."""
+    for kind in {type(one) for one in specs_in(value)}:
+        for version in range(1, kind.VERSION):
+            older = _canonical(value, {kind: version})
+            if hashlib.sha256(older.encode()).hexdigest() == known:
+                return f"it is of version {version} of {kind.__name__}, now {kind.VERSION}"
+    return ""
+
+
+def _canonical(value: Any, versions: Mapping[type[Spec], int] = MappingProxyType({})) -> str:
     if isinstance(value, Spec):
+        version = versions.get(type(value), value.VERSION)
         counted = [
             f for f in fields(value) if f.metadata.get("neutral", MISSING) != getattr(value, f.name)
-        ]
-        inside = [f"{f.name}={_canonical(_first_name(f, getattr(value, f.name)))}" for f in counted]
-        return f"{type(value).__name__}.{value.VERSION}({','.join(sorted(inside))})"
+            and f.metadata.get("since", 1) <= version
+        ]  # fmt: skip
+        named = ((f.name, _first_name(f, getattr(value, f.name))) for f in counted)
+        inside = [f"{name}={_canonical(one, versions)}" for name, one in named]
+        return f"{type(value).__name__}.{version}({','.join(sorted(inside))})"
     if isinstance(value, tuple):
-        return f"({','.join(_canonical(v) for v in value)})"
+        return f"({','.join(_canonical(v, versions) for v in value)})"
     return repr(value)
 
 
