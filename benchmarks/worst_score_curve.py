@@ -9,6 +9,7 @@ more than half a percent of the images. Records of the run are read where they e
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from demur import TPR, AcceptedError, Linf, Run, WorstScore, run_attack
 from demur.attacks import RejectAutoAttackEnsemble
@@ -27,8 +28,9 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=100)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--split", default="cal", help="whose clean images choose thresholds")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
     asked = parser.parse_args()
-    loaded = LoadedRun(Run.open(asked.run), asked.device)
+    loaded = LoadedRun(Run.open(asked.run), asked.device, asked.data)
     recipe = loaded.run.recipe
     ball, rejector = Linf(recipe.data.threat.linf), recipe.head_rejector[1]
     assert isinstance(rejector, Score)
