@@ -52,7 +52,7 @@ class WithHead(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         out = as_output(self.net(x))
-        return out._replace(aux=self.head([out.feature]))
+        return Output(out.logits, out.feature, self.head([out.feature]))
 
 
 class LowPrecision(nn.Module):

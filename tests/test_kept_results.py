@@ -32,6 +32,7 @@ MADE_BY = {
     "adr-seed0": ("cifar10-trades-rr-awp", "epochs=36", "labels=ADR()"),
     "ls-seed0": ("cifar10-trades-rr-awp", "epochs=36", "labels=LabelSmoothing()"),
     "long-seed0": ("cifar10-best",),
+    "cifar10-best": ("cifar10-best",),
     "silu-seed0": ("cifar10-trades-rr-awp", "epochs=36", "net.activation=silu"),
 }
 
