@@ -275,7 +275,8 @@ def consistency_head(
         "steps through queries": image_steps, "rejectors": study.rows,
     } | provenance(on)  # fmt: skip
     out.write_text(json.dumps(report, indent=1) + "\n")
-    np.savez_compressed(out.with_suffix(".npz"), **study.scores)
+    arrays: dict[str, Any] = dict(study.scores)
+    np.savez_compressed(out.with_suffix(".npz"), **arrays)
 
 
 if __name__ == "__main__":

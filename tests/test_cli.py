@@ -92,8 +92,7 @@ def test_a_mode_of_a_command_has_its_own_options(command: Command) -> None:
     assert "--only" in out
 
 
-def test_old_kinds_of_names_are_listed_by_the_group_paper(command: Command) -> None:
-    expect_error(command("list", "tables"), "demur paper table")
+def test_tables_figures_and_studies_are_listed_by_the_group_paper(command: Command) -> None:
     for kind, names in (("table", ("2", "13", "text", "verdicts")), ("figure", ("tau", "xi"))):
         code, out, _ = command("paper", kind)
         assert code == 0

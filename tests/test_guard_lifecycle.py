@@ -1,6 +1,7 @@
 """A guard after its first deployment: its identity, differences, and thresholds on new images."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,9 +102,10 @@ def test_wrong_folders_are_one_sentence(
     tiny_guard: Guard, folder: Path, tmp_path: Path, command: Command
 ) -> None:
     old = str(tiny_guard.save(tmp_path / "guard"))
-    (folder / "zebra").mkdir()
+    shutil.copytree(folder / "0", folder / "zebra")
+    (tmp_path / "empty").mkdir()
     for data, words in (
-        (folder, "'zebra' is no class"), (folder / "0", "has no images"), ("no", "no such")
+        (folder, "'zebra' is no class"), (tmp_path / "empty", "has no images"), ("no", "no such")
     ):  # fmt: skip
         code, _, error = command(
             "guard", "recalibrate", old, "--data", str(data), "-o", str(tmp_path / "new-guard")

@@ -195,7 +195,8 @@ def _around(rise: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, near: Bal
     forth, back, predicted = torch.stack(changes, 1)
     mean, size = (forth + back) / 2, (forth.norm(dim=0) + back.norm(dim=0)) / 2
     far = torch.stack(((forth - back).norm(dim=0) / 2, (mean - predicted).norm(dim=0)))
-    return far / size.clamp_min(1e-30)
+    relative: Tensor = far / size.clamp_min(1e-30)
+    return relative
 
 
 def _jumps(answers: Answers, x: Tensor, ball: Ball) -> Iterator[Flag]:
