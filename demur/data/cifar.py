@@ -28,7 +28,6 @@ from demur.errors import BadInput
 from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.images import Domain
 from demur.noise import permutation
-from demur.progress import ignore
 
 GET_AGAIN = "get the data again with 'demur data get'"
 _CHUNK = 1 << 18
@@ -161,28 +160,19 @@ def search_folders(given: Path | None) -> list[Path]:
 
 
 def locate(published: Published, given: Path | None) -> DataFiles:
-    """Find the most complete set of files, in the first folder that has it.
+    """Find the most complete set of files; raise BadInput if no folder has any of them.
 
-    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then
-    the cache. The files may be in the folder itself or in the sub-folder of the published
-    archive.
-
-    Raises:
-        BadInput: No folder has any of the files.
+    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then the
+    cache. The files may be in the folder itself or in the sub-folder of the published archive.
     """
     if found := find(published, search_folders(given)):
         return found
-    raise not_found_error(f"{published.title} is not", published.name, given)
-
-
-def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
-    """The error that names the searched folders and the command that downloads the data."""
     searched = (
         " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
     )
     option = f" --data {shlex.quote(str(given))}" if given else ""
-    return BadInput(
-        f"{what} in {searched}; run 'demur data get {name}{option}' "
+    raise BadInput(
+        f"{published.title} is not in {searched}; run 'demur data get {published.name}{option}' "
         "or name its folder with --data DIR"
     )
 
@@ -255,16 +245,15 @@ def _published_bytes(path: Path, part: Part) -> bytes:
     return content
 
 
-def check_files(found: DataFiles, on_progress: ProgressCallback = ignore) -> dict[str, str]:
+def check_files(found: DataFiles) -> dict[str, str]:
     """Compare every file with its published md5; return what is wrong by the name of the file."""
-    damaged, parts = {}, found.layout.parts
-    for done, part in enumerate(parts, start=1):
+    damaged = {}
+    for part in found.layout.parts:
         path = found.folder / part.name
         try:
             _published_bytes(path, part)
         except BadInput as error:
             damaged[part.name] = str(error).removeprefix(f"{path} ").partition(";")[0]
-        on_progress(done, len(parts))
     return damaged
 
 
@@ -328,14 +317,7 @@ class CIFAR10(Cifar):
 
 @dataclass(frozen=True)
 class CIFAR100(Cifar):
-    """CIFAR-100: 60,000 colour images of 32x32 pixels in 100 classes (the fine labels).
-
-    Attributes:
-        split: "held-out" takes 1,000 val and 4,000 cal images out of the training images by a
-            fixed permutation; "paper" trains on all 50,000 and has no val and cal images.
-
-    Raises:
-        BadInput: `load` finds no files, or files that differ from the published ones.
+    """CIFAR-100 with its 100 fine labels; otherwise as `CIFAR10`.
 
     Example:
         >>> CIFAR100().domain.classes

@@ -2,7 +2,7 @@
 
 The constants are those of the authors' script for CIFAR-10-C; ImageNet-C has others. The script has
 no seed, so generated images differ from the released ones. Frost differs most: the authors crop
-photographs of frost, which demur replaces by procedural textures unless they are given.
+photographs of frost, which demur replaces by procedural textures.
 """
 
 import io
@@ -161,7 +161,6 @@ def corrupt(
     severity: int,
     index: ArrayLike,
     seed: int = 0,
-    frost: Sequence[Bytes] | None = None,
 ) -> Bytes:
     """Return corrupted copies of images.
 
@@ -174,8 +173,6 @@ def corrupt(
         severity: 1 to 5.
         index: Position of each image in its data set (N).
         seed: Another seed gives other random numbers.
-        frost: Textures (H, W, 3) for frost, at least 33 pixels wide and high; None for
-            procedural ones.
 
     Returns:
         Bytes (N, 32, 32, 3).
@@ -201,13 +198,12 @@ def corrupt(
     if min(seed, positions.min(initial=0)) < 0:
         raise BadInput("seed and index must not be negative")
     function, constants = _CORRUPTIONS[name]
-    options = {"textures": frost or procedural_frost()} if name == "frost" else {}
     key = [seed, CORRUPTIONS.index(name), severity]
     result = np.empty_like(images)
     for begin in range(0, len(images), CHUNK):
         chunk = slice(begin, begin + CHUNK)
         generators = [np.random.default_rng([*key, int(i)]) for i in positions[chunk]]
-        result[chunk] = function(images[chunk], constants[severity - 1], generators, **options)
+        result[chunk] = function(images[chunk], constants[severity - 1], generators)
     return result
 
 
@@ -293,9 +289,9 @@ def _snow(x: Bytes, constants: tuple[float, ...], generators: Generators) -> Byt
     return _bytes(mix * unit + (1 - mix) * whitened + layer + layer[:, ::-1, ::-1])
 
 
-def _frost(
-    x: Bytes, constants: tuple[float, float], generators: Generators, textures: Sequence[Bytes]
-) -> Bytes:
+def _frost(x: Bytes, constants: tuple[float, float], generators: Generators) -> Bytes:
+    textures = procedural_frost()
+
     def crop(generator: np.random.Generator) -> Bytes:
         texture = textures[int(generator.integers(len(textures)))]
         top, left = (int(generator.integers(length - SIZE)) for length in texture.shape[:2])
