@@ -1,8 +1,5 @@
 """The output of a net: what a model may return, its parts, and predictions.
 
-    out = as_output(model(x))           # Output(logits, feature, aux)
-    prediction(out), log_probabilities(out)
-
 `rejectors/certainty.py` has confidence, R-Con and T-Con.
 """
 

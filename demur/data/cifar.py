@@ -82,60 +82,34 @@ class Published:
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
 
-_CIFAR10_BINARY = Layout(
-    form="binary",
-    folder="cifar-10-batches-bin",
-    parts=(
-        Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
-        Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
-        Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
-        Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
-        Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
-        Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
-    ),
-)
-_CIFAR10_PYTHON = Layout(
-    form="python",
-    folder="cifar-10-batches-py",
-    parts=(
-        Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
-        Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
-        Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
-        Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
-        Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
-        Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
-    ),
-)
+_CIFAR10_BINARY = Layout("binary", "cifar-10-batches-bin", (
+    Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+    Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+    Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+    Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+    Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+    Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
+))  # fmt: skip
+_CIFAR10_PYTHON = Layout("python", "cifar-10-batches-py", (
+    Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
+    Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
+    Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
+    Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
+    Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
+))  # fmt: skip
+_CIFAR100_PYTHON = Layout("python", "cifar-100-python", (
+    Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
+    Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+), "fine_labels")  # fmt: skip
 CIFAR10_FILES = Published(
-    name="cifar10",
-    title="CIFAR-10",
-    classes=10,
-    held_out=(45_000, 1_000, 4_000),
-    layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
-    archive=f"{_SITE}/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
-)
-
+    "cifar10", "CIFAR-10", 10, (45_000, 1_000, 4_000), (_CIFAR10_BINARY, _CIFAR10_PYTHON),
+    archive=f"{_SITE}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530",
+)  # fmt: skip
 CIFAR100_FILES = Published(
-    name="cifar100",
-    title="CIFAR-100",
-    classes=100,
-    held_out=(45_000, 1_000, 4_000),
-    layouts=(
-        Layout(
-            form="python",
-            folder="cifar-100-python",
-            parts=(
-                Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
-                Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-            ),
-            label_key="fine_labels",
-        ),
-    ),
-    archive=f"{_SITE}/cifar-100-python.tar.gz",
-    md5="eb9058c3a382ffc7106e4002c42a8d85",
-)
-
+    "cifar100", "CIFAR-100", 100, (45_000, 1_000, 4_000), (_CIFAR100_PYTHON,),
+    archive=f"{_SITE}/cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85",
+)  # fmt: skip
 PUBLISHED = {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
 
 

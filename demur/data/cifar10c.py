@@ -1,7 +1,4 @@
-"""CIFAR-10-C: the released files where they are present, else generated from the test images.
-
-Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn.
-"""
+"""CIFAR-10-C: released CIFAR-10-C/NAME.npy where present, else generated from the test images."""
 
 from dataclasses import dataclass
 from pathlib import Path

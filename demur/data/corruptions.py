@@ -34,8 +34,7 @@ Generators = Sequence[np.random.Generator]
 
 def smooth(x: Array, sigma: float) -> Array:
     """Gaussian blur of each channel, cut at 4 sigma, with edge pixels repeated outside."""
-    blurred: Array = gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0)
-    return blurred
+    return np.asarray(gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
 def disk_blur(x: Array, radius: float, sigma: float) -> Array:
@@ -45,8 +44,7 @@ def disk_blur(x: Array, radius: float, sigma: float) -> Array:
     disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(np.float64)
     edge = np.exp(-np.array([1.0, 0.0, 1.0]) / (2 * sigma**2))
     kernel = correlate(disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="constant")
-    blurred: Array = correlate(x, kernel[None, :, :, None], mode="mirror")
-    return blurred
+    return np.asarray(correlate(x, kernel[None, :, :, None], mode="mirror"))
 
 
 def motion_blur(x: Array, radius: int, sigma: float, angle: NDArray[np.float64]) -> Array:
@@ -83,8 +81,7 @@ def centre_zoom(x: Array, factor: float) -> Array:
     first += (size - part) // 2
     rows, columns = share[:, None, None], share[:, None]
     x = x[:, first] * (1 - rows) + x[:, first + 1] * rows
-    result: Array = x[:, :, first] * (1 - columns) + x[:, :, first + 1] * columns
-    return result
+    return np.asarray(x[:, :, first] * (1 - columns) + x[:, :, first + 1] * columns)
 
 
 def sample(x: Array, rows: Array, columns: Array, repeat_edge: bool) -> Array:
@@ -151,8 +148,7 @@ def _frost_texture(number: int) -> Bytes:
     cover = gaussian_filter(generator.standard_normal(ice.shape), 12)
     ice = np.clip(ice * (1.25 + 0.35 * cover / cover.std()), 0, 1)
     dark, bright = np.array(_ICE_DARK), np.array(_ICE_BRIGHT)
-    texture: Bytes = (dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
-    return texture
+    return np.asarray(dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
 
 
 def corrupt(
@@ -221,8 +217,7 @@ def _unit(x: Bytes) -> Array:
 
 def _bytes(x: NDArray[Any]) -> Bytes:
     """Bytes of values in [0, 1], rounded down as in the published script."""
-    result: Bytes = (np.clip(x, 0, 1) * 255).astype(np.uint8)
-    return result
+    return np.asarray(np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
 def _draw(generators: Generators, draw: Callable[[np.random.Generator], Any]) -> NDArray[Any]:
@@ -363,46 +358,25 @@ _CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, An
     "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
     "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": (  # radius, sigma of its edge
-        _defocus_blur,
-        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
-    ),
-    "glass_blur": (  # sigma, passes
-        _glass_blur,
-        ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)),
-    ),
-    "motion_blur": (  # radius, sigma
-        _motion_blur,
-        ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
-    ),
+    "defocus_blur": (_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (_glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
+    "motion_blur": (_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "zoom_blur": (_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    "snow": (  # mean, scale, zoom, threshold, radius, sigma, weight of the image
-        _snow,
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
-    "frost": (  # weights of the image and of the texture
-        _frost,
-        ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
-    ),
+    "snow": (_snow, (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95), (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9), (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    )),
+    "frost": (_frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
     "fog": (_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
     "brightness": (_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
     "contrast": (_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": (  # strength, sigma and reach of the affine map, over the width
-        _elastic_transform,
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
+    "elastic_transform": (_elastic_transform, (  # over the width
+        (0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03),
+    )),
     "pixelate": (_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": (_jpeg_compression, (80, 65, 58, 50, 40)),
-}
+}  # fmt: skip
 CORRUPTIONS = tuple(_CORRUPTIONS)
-PAPER_CORRUPTIONS = tuple(  # the columns of the paper's table 3
-    name
-    for name in CORRUPTIONS
-    if not name.endswith("_noise") and name not in ("defocus_blur", "pixelate")
-)
+_NOT_IN_PAPER = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "pixelate")
+PAPER_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in _NOT_IN_PAPER)  # table 3

@@ -1,10 +1,6 @@
 """Bounded reads, atomic writes, digests that detect damage, and one writer per folder.
 
-content = read_regular_file(path, MEGABYTE, remedy)  # never a pipe, a folder or a larger file
-digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
-tensors = read_tensors(path, digest, remedy, like)  # BadInput names a file whose bytes changed
-write_json(path, {"epoch": 3})                    # JSON that contains its own digest
-metadata = read_json(path, remedy)
+A kill leaves the old file or the new one; BadInput names a file whose bytes changed.
 """
 
 import errno

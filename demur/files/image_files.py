@@ -1,8 +1,5 @@
 """Decode image files and resize them, the same way for training and for prediction.
 
-    pixels = decode_image(Path("cat.png"), channels=3)     # uint8, H, W, C
-    pixels = resize_pixels(pixels, 32, 32)
-
 Files are untrusted: the format and the number of pixels are checked before anything is decoded.
 This module imports no torch, since the service decodes in processes that must start quickly.
 """

@@ -1,11 +1,7 @@
 """Decides whether a path may be written, for every command and before any work starts.
 
-    out: Annotated[str | None, typer.Option("-o", callback=output_file("page"))]
-    out: Annotated[str | None, typer.Option("-o", callback=output_folder("guard"))]
-
 Nothing is written into a run, an archive, a guard or a folder of images, whatever links lead
-there, and no file is replaced by one of another kind. `check_output_file` and
-`check_output_folder` say the same in Python.
+there, and no file is replaced by one of another kind.
 """
 
 import os

@@ -1,7 +1,5 @@
 """Which Host and Origin headers a server on this machine answers, so that no web page can use it.
 
-    refused = refusal(host, origin, names=("example.org",))      # None, or (status, reason)
-
 A page of another origin can send requests to a server on the reader's machine, and read the answers
 where its own name was rebound to 127.0.0.1. Browsers name the page in these two headers.
 """

@@ -1,8 +1,4 @@
-"""Recipes and named attacks: what a user types for a training run or an attack.
-
-recipe("digits-pgdat-rr", ["epochs=20", "head.weight=0.5"])
-attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
-"""
+"""Recipes and named attacks: what a user types for a training run or an attack."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,4 @@
-"""Recipes over seeds in one table: means, deviations, and paired differences to the first entry.
-
-entries = sweep_entries(["digits-pgdat-rr", "@mine.txt"], ["method.tau=0.25,0.5"])
-score_net(result, loaded, records)      # for every entry and seed
-"""
+"""Recipes over seeds in one table: means, deviations, and paired differences to the first entry."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables of scores and sanity checks for the terminal.
 
-    show_scores(scored, ["deploy"])
-
 No figure is ever cut. On a terminal narrower than the table, intervals go below their figures; if
 that is still too wide, the columns are printed as several tables one below the other. Output that
 is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.

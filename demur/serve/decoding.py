@@ -1,8 +1,5 @@
 """Decoder processes, which are killed when their request is late.
 
-    pool = DecoderPool(2, memory=400_000_000)
-    array, names, notes = pool.decode(job, body, deadline)      # in a thread of `pool.threads`
-
 A thread that decodes cannot be stopped; a process can, and its memory can be limited. The processes
 are started anew instead of forked: a fork of a process with torch's threads may deadlock.
 """

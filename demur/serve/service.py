@@ -1,7 +1,5 @@
 """The web application: routes, limits and answers.
 
-    app = create_app(guard, Settings(token="secret"))      # an ASGI application
-
 Each request is counted, checked for its token, its Host and its Origin, read within limits and
 queued for the model. What is wrong with a request is answered with a 4xx and one sentence.
 """

@@ -1,10 +1,5 @@
 """One training step of a recipe: augment, attack, compute the loss, update the weights.
 
-    steps = PlainSteps(recipe, train_state, fit)
-    steps.begin(epoch)
-    for i in range(steps.batches):
-        steps(i)            # writes steps.losses[i], on the device; read once per epoch
-
 The loss is that of the method (`methods/method.py`); with the RR head it contains Eq. 7.
 """
 
