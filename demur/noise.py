@@ -70,7 +70,6 @@ def derive_seed(seed: Stream, *words: Stream) -> Stream:
 
 
 def _as_tensor(word: Stream, device: torch.device) -> Tensor:
-    """Return the integer as a one-element int64 tensor on the device."""
     if isinstance(word, Tensor):
         return word
     return torch.full((1,), word, dtype=torch.int64, device=device)

@@ -69,7 +69,6 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
 
 
 def _output_of(answer: Any) -> Output:
-    """Return logits, or a container of them, as an Output."""
     second, several = None, list[Tensor]()
     if isinstance(answer, Mapping) and "logits" in answer:
         answer = answer["logits"]

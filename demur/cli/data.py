@@ -1,15 +1,12 @@
 """demur data get."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from demur.cli.app import DataFolder, app
 from demur.errors import BadInput, suggestion
-
-if TYPE_CHECKING:
-    from demur.data.cifar import Published
 
 data_app = typer.Typer(
     name="data",
@@ -34,7 +31,10 @@ def get(
     from demur.files.atomic import exclusive_lock
     from demur.files.output_paths import check_output_folder
 
-    published, folders = _published(name), cifar.search_folders(Path(data) if data else None)
+    if (published := cifar.PUBLISHED.get(name)) is None:
+        known = suggestion(name, cifar.PUBLISHED)
+        raise BadInput(f"no data set to download is called {name!r}; {known}")
+    folders = cifar.search_folders(Path(data) if data else None)
     if not folders:
         raise BadInput("there is no home folder for data; name a folder with --data DIR")
     folder = folders[0]
@@ -47,11 +47,3 @@ def get(
             )
         origin = f"fetched from {published.archive}"
     on_message(f"{published.title} is in {found}: {origin}")
-
-
-def _published(name: str) -> "Published":
-    from demur.data.cifar import PUBLISHED
-
-    if name not in PUBLISHED:
-        raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
-    return PUBLISHED[name]

@@ -311,10 +311,8 @@ def find_complete(published: Published, data_folder: Path) -> Path | None:
 def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Path:
     """Download the data set into this folder and return the folder of its files.
 
-    Files are prepared in a hidden folder beside the destination, which is renamed at the end and
-    removed on failure; the next call removes what a killed one left. The caller makes sure that
-    only one call runs in a folder at a time (the command holds a lock). BadInput is raised if the
-    site does not deliver the published files.
+    Files are prepared in a hidden folder, which is renamed at the end and removed on failure; the
+    next call removes what a killed one left. The caller holds a lock of the folder.
     """
     prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():

@@ -164,17 +164,11 @@ def corrupt(
     they do not depend on the other images.
 
     Args:
-        images: Bytes (N, 32, 32, 3), red, green, blue.
+        images: Bytes (N, 32, 32, 3), red, green, blue; so is what is returned.
         name: One of `CORRUPTIONS`.
         severity: 1 to 5.
         index: Position of each image in its data set (N).
         seed: Another seed gives other random numbers.
-
-    Returns:
-        Bytes (N, 32, 32, 3).
-
-    Raises:
-        BadInput: An argument has another form, or Pillow is not installed.
 
     Example:
         >>> grey = np.full((1, 32, 32, 3), 100, np.uint8)
@@ -221,7 +215,6 @@ def _bytes(x: NDArray[Any]) -> Bytes:
 
 
 def _draw(generators: Generators, draw: Callable[[np.random.Generator], Any]) -> NDArray[Any]:
-    """Stack one draw per image."""
     return np.stack([draw(generator) for generator in generators])
 
 

@@ -114,7 +114,6 @@ def read_images(
 
 
 def _folder(place: str, size: int, channels: int | None, keep: bool) -> Path:
-    """Folder of the cache of a path, for these settings."""
     key = hashlib.sha256(repr((VERSION, place, size, channels, keep)).encode()).hexdigest()[:20]
     return cache_folder() / "images" / key
 
@@ -236,7 +235,6 @@ def _decode(
 
 
 def _source_digest(source: Source) -> str:
-    """Digest of the bytes of every image of a source."""
 
     def content_digest(i: int) -> str:
         try:

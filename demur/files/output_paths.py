@@ -55,10 +55,8 @@ def check_output_file(
 ) -> str | None:
     """Return the path if a file, a pipe or a device can be written there; raise BadInput if not.
 
-    Args:
-        name: The path; None is returned.
-        kind: What is written; an existing file must be of that kind. None: any but images.
-        own_runs: Runs that the command is about; it may write their report.html.
+    An existing file must be of the kind that is written; None is any but images. The command may
+    write the report.html of `own_runs`.
     """
     if name is None:
         return None

@@ -17,11 +17,8 @@ def refusal(
 ) -> tuple[int, str] | None:
     """Return the status and the reason to refuse a request, or None if it may be answered.
 
-    Args:
-        host: The Host header.
-        origin: The Origin header, which browsers send with every POST.
-        names: Names and addresses of the server besides the loopback ones. One of EVERY_ADDRESS
-            stands for all addresses: a number cannot be rebound.
+    `host` and `origin` are headers; `names` those of the server besides the loopback ones. One of
+    EVERY_ADDRESS stands for all addresses: a number cannot be rebound.
     """
     name = _name(host or "")
     if name is None:

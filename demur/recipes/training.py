@@ -248,7 +248,6 @@ _PAIRS = [  # of the paper's Table 2
 
 
 def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
-    """The paper's methods by name, with these frameworks."""
     return {name + suffix: Method(frameworks[name], _HEADS[suffix]) for name, suffix in _PAIRS}
 
 

@@ -113,7 +113,6 @@ def _record(results: ScoredRun, entry: ScoredRecord, label: str, kept: int) -> J
 
 
 def _arrays(results: ScoredRun, record: Record) -> Json:
-    """Return the scores, labels and outputs of a record."""
     evaluation = results.evaluation
     scores = {name: evaluation.score_for(name, record) for name in evaluation.scores}
     columns = {name: values(s, record) for name, s in scores.items() if can_score(s, record)}

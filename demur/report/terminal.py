@@ -209,7 +209,6 @@ def split_table(table: Table, width: int) -> list[Table]:
 
 
 def _columns_of(table: Table, columns: Sequence[int]) -> Table:
-    """Return the table with its first column and some of the others."""
     part = copy(table)
     part.columns = [
         replace(table.columns[old], _index=new, overflow="fold")

@@ -50,11 +50,7 @@ class DecoderPool:
         self.idle.extend(self._start() for _ in range(self.size))
 
     def decode(self, job: dict[str, Any], body: bytes | bytearray, deadline: float) -> Decoded:
-        """What `demur.serve.decoder.decode` returns, before `deadline` of time.monotonic().
-
-        Raises:
-            RequestError: As the decoder says, 503 past the deadline, or 422 if the process died.
-        """
+        """What the decoder returns before `deadline` of time.monotonic(); else RequestError."""
         if time.monotonic() >= deadline:
             raise RequestError(503, TOO_LATE)
         try:

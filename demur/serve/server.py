@@ -179,7 +179,6 @@ def serve_many(
 
 
 def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
-    """The application of one process of several."""
     app = create_app(load(), settings)
     app.state.service.reader.pool.start()
     for name in ("uvicorn.error", "asyncio"):

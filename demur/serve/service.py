@@ -85,7 +85,6 @@ class Service:
         self.requests = self.attacks = 0  # in progress
 
     def _count(self, result: GuardResult) -> None:
-        """Count the decisions of a batch; log a new drift alarm."""
         before = self.metrics.monitor.alarms
         self.metrics.count_result(result)
         if self.metrics.monitor.alarms > before:

@@ -216,7 +216,6 @@ def training_attack(recipe: Recipe) -> PGD:
 
 
 def _ranking(images: str, record: Record, rcon: Rejector) -> HeadComparison:
-    """AUROC of both scores on one record."""
     a, b = (values(as_score(one), record) for one in (rcon, Con()))
     correct = record.correct
     return HeadComparison(

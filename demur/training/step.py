@@ -106,12 +106,8 @@ class TrainingStep:
 class PlainSteps:
     """The training steps of an epoch; eager, the reference for `FastSteps`.
 
-    Under torchrun each rank trains on its shard of every batch.
-
-    Attributes:
-        batches: steps per epoch; the last batch may be partial.
-        losses: loss of each step of the epoch. Each rank holds its share: all-reduce them to get
-            the mean losses of the batches.
+    Under torchrun each rank trains on its shard of every batch, and `losses` holds its shares of
+    the losses of an epoch's steps: all-reduce them to get the means of the batches.
     """
 
     def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
