@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         run_attack,
     )
     from demur.guards import Guard, GuardResult, guard
-    from demur.guards.estimators import RejectingClassifier
     from demur.methods import (
         ATRO,
         CARL,
@@ -118,7 +117,6 @@ _MODULES = {
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation compare resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
-    "guards.estimators": "RejectingClassifier",
     "methods": (
         "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
         "Standard"
@@ -147,7 +145,7 @@ __all__ = [
     "MaxLogit", "Method", "MinMargin", "Misclassified", "ModelScore", "ModelWithScore",
     "MultiTarget", "NoHead", "Objective", "OneCycle", "Output", "OwnImages", "Piecewise",
     "PlusLogScore", "RCon", "RayS", "Recipe", "Record", "RecordOptions", "Records",
-    "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier", "Rejector",
+    "RejectAutoAttack", "RejectClassModel", "Rejected", "Rejector",
     "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet", "Score",
     "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "Verification",
     "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold", "compare", "guard",

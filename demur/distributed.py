@@ -1,7 +1,5 @@
 """Data-parallel processes: one by default, several under torchrun.
 
-    torchrun --nproc-per-node 4 -m demur train cifar10-pgdat-rr
-
 Rank 0 is the leader and the only process that writes files. Every rank holds the same weights and
 computes on its shard of each batch. The backend is gloo on CPUs and NCCL on GPUs.
 """

@@ -1,7 +1,5 @@
 """Errors in a user's request, as one sentence that says what to do instead.
 
-    raise BadInput(f"no recipe is called {name!r}; {suggestion(name, RECIPES)}")
-
 The command prints the sentence and exits with code 2. The library raises it as a ValueError.
 """
 

@@ -1,8 +1,5 @@
 """Values that are not numbers raise BadInput before they become a decision or a step.
 
-    raise_if_invalid("score", score, remedy)    # one value per image
-    with deferred_checks():                     # values wait on the device, counted at the end
-
 NaN compares as false, so without a check an image whose score is NaN would count as robust.
 """
 

@@ -1,11 +1,8 @@
 """Counter-based random numbers: a pure function of (seed, image index, stream).
 
-    uniform(0, index, stream=3, shape=(3, 32, 32))    # N, 3, 32, 32 in [0, 1)
-
-Each number is a hash of its address, so it does not depend on batch size, sharding, resuming or
-device, and no generator state exists. The stream may be a tensor, so that a captured CUDA graph
-draws new numbers on every replay. Triton, which CUDA builds of torch include, gives the same
-numbers in one launch instead of about a hundred.
+Each number is a hash of its address, so it does not depend on batch size, sharding or device. The
+stream may be a tensor, so that a captured CUDA graph draws new numbers on every replay. Triton
+gives the same numbers in one launch instead of about a hundred.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -73,7 +70,6 @@ def derive_seed(seed: Stream, *words: Stream) -> Stream:
 
 
 def _as_tensor(word: Stream, device: torch.device) -> Tensor:
-    """Return the integer as a one-element int64 tensor on the device."""
     if isinstance(word, Tensor):
         return word
     return torch.full((1,), word, dtype=torch.int64, device=device)

@@ -1,10 +1,7 @@
 """How tensor operations are computed: the device, the precision, and which chains are compiled.
 
-    with use_precision("bf16", device): ...
-
-"fp64" and "fp32" compute in that dtype. "tf32" rounds the factors of fp32 products to TF32 on a
-GPU. "bf16" computes convolutions in bf16 by autocast, and the remaining fp32 products with TF32.
-Heads, losses and scores use fp32 at least. `@fused` marks what torch.compile may fuse.
+"tf32" rounds the factors of fp32 products to TF32 on a GPU. "bf16" computes convolutions in bf16 by
+autocast, and the remaining fp32 products with TF32. Heads, losses and scores use fp32 at least.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,5 @@
 """The output of a net: what a model may return, its parts, and predictions.
 
-    out = as_output(model(x))           # Output(logits, feature, aux)
-    prediction(out), log_probabilities(out)
-
 `rejectors/certainty.py` has confidence, R-Con and T-Con.
 """
 
@@ -72,7 +69,6 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
 
 
 def _output_of(answer: Any) -> Output:
-    """Return logits, or a container of them, as an Output."""
     second, several = None, list[Tensor]()
     if isinstance(answer, Mapping) and "logits" in answer:
         answer = answer["logits"]

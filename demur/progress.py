@@ -1,8 +1,5 @@
 """Progress of long work: how far an attack is within a batch, and one bar for everybody.
 
-    with track(lambda share: bar.update(share, 1, "")):     # share of the work, from 0 to 1
-        x_adv = attack(model, x, y)
-
 Attacks call `report` and `part`; without `track` these do nothing.
 """
 

@@ -45,7 +45,7 @@ EXTENDED = (
     demur.Attack, demur.Objective, demur.Rejector, demur.Score, demur.Head, demur.Framework,
     demur.OneCycle, demur.Piecewise, demur.Uncertified, demur.PGD, demur.APGD, AcceptedError,
     Misclassified, Linf, demur.L2, AutoAttack, demur.RejectAutoAttack, demur.ModelWithScore,
-    demur.RejectClassModel, demur.OwnImages, demur.FactoryNet, demur.RejectingClassifier,
+    demur.RejectClassModel, demur.OwnImages, demur.FactoryNet,
 )  # fmt: skip
 
 

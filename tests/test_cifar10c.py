@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from demur.data import CIFAR10, Images
-from demur.data.cifar10c import FROST_FILES, find_source
+from demur.data.cifar10c import find_source
 from demur.data.corruptions import Bytes, corrupt
 from demur.errors import BadInput
 from tests.cifar_files import BATCH, use_small_set
@@ -56,39 +55,6 @@ def test_released_files_are_preferred(folder: Path, severity: int) -> None:
     assert find_source(folder / "CIFAR-10-C", "fog").kind == "released"
     fog = corrupted(folder, "fog", severity)
     assert np.array_equal(fog, images[(severity - 1) * BATCH : severity * BATCH])
-
-
-def write_textures(folder: Path) -> None:
-    rows = np.arange(250, dtype=np.uint8)[:, None, None]
-    texture = Image.fromarray(np.ascontiguousarray(np.broadcast_to(rows, (250, 250, 3))))
-    for name in FROST_FILES:
-        texture.save(folder / name)
-
-
-def test_frost_takes_the_photographs_that_are_present(folder: Path) -> None:
-    write_textures(folder)
-    assert find_source(folder, "frost").kind == "generated"
-    frost, test = corrupted(folder, "frost", 1), CIFAR10().load(folder)["test"]
-    added = (frost.astype(float) - as_rows(test))[frost < 255]
-    assert 0 <= added.min() < added.max() < 0.2 * 250
-
-
-def test_frost_without_one_photograph_is_procedural(folder: Path) -> None:
-    write_textures(folder)
-    (folder / FROST_FILES[2]).unlink()
-    assert find_source(folder, "frost").kind == "generated, procedural texture"
-
-
-@pytest.mark.parametrize("damage", ["truncated", "small"])
-def test_a_damaged_photograph(folder: Path, damage: str) -> None:
-    write_textures(folder)
-    path = folder / FROST_FILES[1]
-    if damage == "truncated":
-        path.write_bytes(path.read_bytes()[:200])
-    else:
-        Image.new("RGB", (160, 400)).save(path)
-    with pytest.raises(BadInput, match=rf"{path.name} (is not a complete|must be at least 165)"):
-        find_source(folder, "frost")
 
 
 def damage_file(path: Path, how: str) -> None:

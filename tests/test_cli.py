@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -55,27 +54,6 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
     assert set(shown) == COMMANDS - {"data", "guard"}  # which messages and guides name
     assert len(shown) <= 17
     assert shown.index("train") < shown.index("attack") < shown.index("score")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("table 2 --from results", "paper table 2 --from results"),
-        ("table -h", "paper table -h"),
-        ("figure tau --scale smoke", "paper figure tau --scale smoke"),
-        ("adaptive RUN --steps 3", "paper study adaptive RUN --steps 3"),
-        ("distortion RUN cw", "paper study distortion RUN cw"),
-        ("theory 'my run' --json", "paper study theory 'my run' --json"),
-        ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
-        ("explore RUN --no-open", "report --live RUN --no-open"),
-        ("archive RUN -o copy --only Con", "export --archive RUN -o copy --only Con"),
-    ],
-)  # fmt: skip
-def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:
-    code, out, err = command(*shlex.split(old))
-    assert (code, out) == (2, "")
-    assert err.endswith(f" has a new name; write demur {new}\n")
-    assert err.count("\n") == 1
 
 
 def test_a_mode_of_a_command_has_its_own_options(command: Command) -> None:
@@ -342,37 +320,11 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[s
     return sets
 
 
-@pytest.mark.parametrize("name", ["get", "check"])
+@pytest.mark.parametrize("name", ["get"])
 def test_the_data_commands_have_help_with_an_example(name: str, command: Command) -> None:
     code, out, _ = command("data", name, "--help")
     assert code == 0
     assert f"Example: demur data {name} cifar10" in " ".join(out.split())
-
-
-def test_data_check_reports_found_and_damaged_files(
-    command: Command, small_sets: dict[str, Published]
-) -> None:
-    expect_error(command("data", "check"), "no published data set is in", "demur data get cifar10")
-    expect_error(
-        command("data", "check", "cifar10"), "CIFAR-10 is not in", "cache/demur;", "--data DIR"
-    )
-    expect_error(command("data", "check", "cifar"), "no data set to download is called", "cifar10")
-    folder = write(small_sets["cifar10"], Path("cache/demur"), "python")
-    write(small_sets["cifar100"], Path("cache/demur"), "python")
-    code, out, _ = command("data", "check")
-    assert code == 0
-    ten, hundred = out.splitlines()
-    folder_path = Path("cache/demur").resolve()
-    assert ten.startswith(
-        f"CIFAR-10: 120 images, python, in {folder_path}/cifar-10-batches-py: every"
-    )
-    assert "40 images, python" in hundred
-    (folder / "data_batch_3").write_bytes(b"damaged")
-    (folder / "test_batch").unlink()
-    words = ("data_batch_3 has the md5", "test_batch is missing", "demur data get cifar10'")
-    expect_error(command("data", "check", "cifar10"), *words)
-    again = "run 'demur data get cifar10 --data cache/demur'"
-    expect_error(command("data", "check", "cifar10", "--data", "cache/demur"), again)
 
 
 def test_data_get_skips_a_complete_data_set(

@@ -32,7 +32,7 @@ WRONG_NAMES = [
 ]  # fmt: skip
 WRONG = [
     *WRONG_NAMES, "list recipe", "list runs", "list runs nowhere", "list attacks 'my runs'",
-    "data get mnist", "data check", "data check cifar10 --data 'my data'", "paper table nothing",
+    "data get mnist", "data get cifar", "paper table nothing",
     "train @nothing.txt", "train @tiny/model.safetensors", "train cifar10-pgdat-rr",
     "train cifar10-pgdat-rr --data 'my data'", "train digits-pgdat --out runs/tiny", "attack tiny",
     "attack tiny clean --split fitt", "score tiny --protocol papr", "calibrate tiny", "trian",

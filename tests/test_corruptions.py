@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
+from demur.data import corruptions
 from demur.data.corruptions import (
     CORRUPTIONS,
     PAPER_CORRUPTIONS,
@@ -209,14 +210,15 @@ def test_snow_on_black_and_on_white() -> None:
     assert 0.05 < (snow > snow.min()).mean() < 0.5
 
 
-def test_frost_adds_a_crop_of_a_texture() -> None:
+def test_frost_adds_a_crop_of_a_texture(monkeypatch: pytest.MonkeyPatch) -> None:
     black = np.zeros((4, 32, 32, 3), np.uint8)
     texture = np.broadcast_to(np.arange(33, dtype=np.uint8)[:, None, None], (33, 33, 3))
-    made = corrupt(black, "frost", 5, range(4), frost=[texture])
+    monkeypatch.setattr(corruptions, "procedural_frost", lambda: [texture])
+    made = corrupt(black, "frost", 5, range(4))
     assert np.array_equal(made[0], (texture[:32, :32] * 0.45).astype(np.uint8))
-    grey = np.full((4, 32, 32, 3), 100, np.uint8)
-    made = corrupt(grey, "frost", 5, range(4), frost=[np.full((40, 50, 3), 200, np.uint8)])
-    assert (made == 165).all()
+    grey, wider = np.full((4, 32, 32, 3), 100, np.uint8), np.full((40, 50, 3), 200, np.uint8)
+    monkeypatch.setattr(corruptions, "procedural_frost", lambda: [wider])
+    assert (corrupt(grey, "frost", 5, range(4)) == 165).all()
 
 
 def test_frost_textures_are_five_bluish_ones() -> None:

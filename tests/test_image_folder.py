@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -103,7 +102,6 @@ def test_splits_of_the_folder_are_kept_and_no_test_image_is_trained_on(
 
 
 def test_every_layout_of_the_same_images_has_the_same_content(photos: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
     expected, _ = read(photos)
     x, y = noise_images(60, 10)
     npz = tmp_path / "images.npz"
@@ -111,14 +109,7 @@ def test_every_layout_of_the_same_images_has_the_same_content(photos: Path, tmp_
     table = tmp_path / "images.csv"
     lines = [f"{path},{path.parent.name}" for path in sorted(photos.glob("*/*.png"))]
     table.write_text("\n".join(["path,label", *lines]), encoding="utf-8")
-    features = datasets.Features(
-        {"picture": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))}
-    )
-    columns = {"picture": [Image.fromarray(one) for one in x], "label": y.tolist()}
-    hub = datasets.Dataset.from_dict(columns, features=features)
-    (tmp_path / "hub").mkdir()
-    hub.to_parquet(str(tmp_path / "hub" / "train-00000.parquet"))
-    for path in (npz, table, tmp_path / "hub"):
+    for path in (npz, table):
         data, _ = read(path)
         assert data.content == expected.content, path
     assert data.load()["cal"].digest() == expected.load()["cal"].digest()
@@ -334,11 +325,3 @@ def test_a_folder_that_cannot_be_read_is_said(
     for reads in (lambda: read(photos), lambda: find_images([str(photos)])):
         with pytest.raises(BadInput, match="photos/dog: permission denied; change its permissions"):
             reads()
-
-
-def test_a_reader_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(BadInput, match="pip install datasets"):
-        read("hub:owner/name")

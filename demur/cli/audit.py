@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, Device, FirstN, app, check_finite, unset
+from demur.cli.app import AsJson, Device, FirstN, app, number, option, unset
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
@@ -22,10 +22,10 @@ ModelName = Annotated[
 ]
 ImageData = Annotated[
     str | None,
-    typer.Option(
-        help="An .npz file with x and y, a folder with one folder per class in the order of their "
+    option(
+        "An .npz file with x and y, a folder with one folder per class in the order of their "
         "names, MODULE:NAME of a torch Dataset, or a data set: digits, cifar10, cifar100.",
-        show_default="the data set of a run",
+        shown="the data set of a run",
     ),
 ]
 ImageSize = Annotated[int | None, unset("Side to which images of a folder are resized.")]
@@ -33,17 +33,9 @@ Checkpoint = Annotated[str | None, unset("Weights: .safetensors, or a file of to
 RejectorText = Annotated[
     str | None, unset("A rejector such as Con(), or MODULE:NAME of a detector.")
 ]
-Threshold = Annotated[
-    float | None,
-    typer.Option(callback=check_finite, help="Of the rejector.", show_default="from --tpr"),
-]
-TprLevel = Annotated[
-    float,
-    typer.Option(callback=check_finite, help="Correct predictions that the threshold accepts."),
-]
-Claim = Annotated[
-    float | None, unset("Claimed share that no attack breaks.", callback=check_finite)
-]
+Threshold = Annotated[float | None, number("Of the rejector.", shown="from --tpr")]
+TprLevel = Annotated[float, number("Correct predictions that the threshold accepts.")]
+Claim = Annotated[float | None, number("Claimed share that no attack breaks.", shown=False)]
 Page = Annotated[
     str | None,
     unset(
@@ -55,9 +47,9 @@ Adapter = Annotated[
     str | None, unset("MODULE:NAME of a function (images, send) to logits, for a service.")
 ]
 Budget = Annotated[int | None, unset("Images that may be asked for, of a black box.")]
-Rate = Annotated[float | None, unset("Images per second, of a black box.", callback=check_finite)]
+Rate = Annotated[float | None, number("Images per second, of a black box.", shown=False)]
 EveryThreshold = Annotated[
-    bool, typer.Option("--worst-score", help="Also accepted errors at every threshold.")
+    bool, option("Also accepted errors at every threshold.", "--worst-score")
 ]
 StateFolder = Annotated[
     str | None,

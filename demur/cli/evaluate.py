@@ -343,9 +343,7 @@ def _no_record_message(run: "Run", split: str, attack: str) -> str:
 
 
 def score_run(
-    loaded: "LoadedRun",
-    rejectors: "dict[str, Rejector] | None" = None,
-    split: str = "test",
+    loaded: "LoadedRun", rejectors: "dict[str, Rejector] | None" = None, split: str = "test"
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none.
 
@@ -392,8 +390,7 @@ def archive(
         str, option("Store only these scores, such as R-Con, beside Con and T-Con.")
     ] = "",
     features: Annotated[
-        int | None,
-        option("Keep the features of the first N images, and no others.", shown="none"),
+        int | None, option("Keep the features of the first N images, and no others.", shown="none")
     ] = None,
     sign: SignKey = None,
     device: Device = "auto",

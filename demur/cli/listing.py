@@ -199,7 +199,6 @@ def _show(name: str, changes: list[str]) -> None:
 
 
 def _show_run(run: Any) -> None:
-    """Print the recipe of a run, its selected checkpoint and its records."""
     from demur.report.terminal import train_command
     from demur.spec import lines
 

@@ -10,12 +10,10 @@ from demur.errors import BadInput
 Host = Annotated[str, option("Address to listen on; 0.0.0.0 lets other machines in.")]
 Port = Annotated[int, option("Port; 0 takes a free one.", min=0, max=65535)]
 Token = Annotated[
-    str | None,
-    option("Bearer token that requests must carry.", envvar="DEMUR_TOKEN", shown="none"),
+    str | None, option("Bearer token that requests must carry.", envvar="DEMUR_TOKEN", shown="none")
 ]
 AllowHost = Annotated[
-    list[str] | None,
-    option("Another name of this machine, as in its address; may be repeated."),
+    list[str] | None, option("Another name of this machine, as in its address; may be repeated.")
 ]
 PublicKey = Annotated[
     str | None, option("Public key (PEM) that must have signed the guard.", shown="none")

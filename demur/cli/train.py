@@ -136,8 +136,7 @@ def _outcome(run: "Run", data: Path | None) -> Iterator[str]:
 @app.command()
 def retrofit(
     model: Annotated[
-        str,
-        typer.Argument(help="module:function that returns the trained net; it is imported."),
+        str, typer.Argument(help="module:function that returns the trained net; it is imported.")
     ],
     changes: Annotated[list[str], typer.Argument(metavar="data=PATH [KEY=VALUE]...")],
     layer: Annotated[

@@ -28,7 +28,6 @@ from demur.errors import BadInput
 from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.images import Domain
 from demur.noise import permutation
-from demur.progress import ignore
 
 GET_AGAIN = "get the data again with 'demur data get'"
 _CHUNK = 1 << 18
@@ -83,60 +82,34 @@ class Published:
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
 
-_CIFAR10_BINARY = Layout(
-    form="binary",
-    folder="cifar-10-batches-bin",
-    parts=(
-        Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
-        Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
-        Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
-        Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
-        Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
-        Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
-    ),
-)
-_CIFAR10_PYTHON = Layout(
-    form="python",
-    folder="cifar-10-batches-py",
-    parts=(
-        Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
-        Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
-        Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
-        Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
-        Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
-        Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
-    ),
-)
+_CIFAR10_BINARY = Layout("binary", "cifar-10-batches-bin", (
+    Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+    Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+    Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+    Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+    Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+    Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
+))  # fmt: skip
+_CIFAR10_PYTHON = Layout("python", "cifar-10-batches-py", (
+    Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
+    Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
+    Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
+    Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
+    Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
+))  # fmt: skip
+_CIFAR100_PYTHON = Layout("python", "cifar-100-python", (
+    Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
+    Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+), "fine_labels")  # fmt: skip
 CIFAR10_FILES = Published(
-    name="cifar10",
-    title="CIFAR-10",
-    classes=10,
-    held_out=(45_000, 1_000, 4_000),
-    layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
-    archive=f"{_SITE}/cifar-10-binary.tar.gz",
-    md5="c32a1d4ab5d03f1284b67883e8d87530",
-)
-
+    "cifar10", "CIFAR-10", 10, (45_000, 1_000, 4_000), (_CIFAR10_BINARY, _CIFAR10_PYTHON),
+    archive=f"{_SITE}/cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530",
+)  # fmt: skip
 CIFAR100_FILES = Published(
-    name="cifar100",
-    title="CIFAR-100",
-    classes=100,
-    held_out=(45_000, 1_000, 4_000),
-    layouts=(
-        Layout(
-            form="python",
-            folder="cifar-100-python",
-            parts=(
-                Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),
-                Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-            ),
-            label_key="fine_labels",
-        ),
-    ),
-    archive=f"{_SITE}/cifar-100-python.tar.gz",
-    md5="eb9058c3a382ffc7106e4002c42a8d85",
-)
-
+    "cifar100", "CIFAR-100", 100, (45_000, 1_000, 4_000), (_CIFAR100_PYTHON,),
+    archive=f"{_SITE}/cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85",
+)  # fmt: skip
 PUBLISHED = {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
 
 
@@ -161,28 +134,19 @@ def search_folders(given: Path | None) -> list[Path]:
 
 
 def locate(published: Published, given: Path | None) -> DataFiles:
-    """Find the most complete set of files, in the first folder that has it.
+    """Find the most complete set of files; raise BadInput if no folder has any of them.
 
-    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then
-    the cache. The files may be in the folder itself or in the sub-folder of the published
-    archive.
-
-    Raises:
-        BadInput: No folder has any of the files.
+    A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then the
+    cache. The files may be in the folder itself or in the sub-folder of the published archive.
     """
     if found := find(published, search_folders(given)):
         return found
-    raise not_found_error(f"{published.title} is not", published.name, given)
-
-
-def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
-    """The error that names the searched folders and the command that downloads the data."""
     searched = (
         " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
     )
     option = f" --data {shlex.quote(str(given))}" if given else ""
-    return BadInput(
-        f"{what} in {searched}; run 'demur data get {name}{option}' "
+    raise BadInput(
+        f"{published.title} is not in {searched}; run 'demur data get {published.name}{option}' "
         "or name its folder with --data DIR"
     )
 
@@ -255,16 +219,15 @@ def _published_bytes(path: Path, part: Part) -> bytes:
     return content
 
 
-def check_files(found: DataFiles, on_progress: ProgressCallback = ignore) -> dict[str, str]:
+def check_files(found: DataFiles) -> dict[str, str]:
     """Compare every file with its published md5; return what is wrong by the name of the file."""
-    damaged, parts = {}, found.layout.parts
-    for done, part in enumerate(parts, start=1):
+    damaged = {}
+    for part in found.layout.parts:
         path = found.folder / part.name
         try:
             _published_bytes(path, part)
         except BadInput as error:
             damaged[part.name] = str(error).removeprefix(f"{path} ").partition(";")[0]
-        on_progress(done, len(parts))
     return damaged
 
 
@@ -328,14 +291,7 @@ class CIFAR10(Cifar):
 
 @dataclass(frozen=True)
 class CIFAR100(Cifar):
-    """CIFAR-100: 60,000 colour images of 32x32 pixels in 100 classes (the fine labels).
-
-    Attributes:
-        split: "held-out" takes 1,000 val and 4,000 cal images out of the training images by a
-            fixed permutation; "paper" trains on all 50,000 and has no val and cal images.
-
-    Raises:
-        BadInput: `load` finds no files, or files that differ from the published ones.
+    """CIFAR-100 with its 100 fine labels; otherwise as `CIFAR10`.
 
     Example:
         >>> CIFAR100().domain.classes
@@ -355,10 +311,8 @@ def find_complete(published: Published, data_folder: Path) -> Path | None:
 def download(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Path:
     """Download the data set into this folder and return the folder of its files.
 
-    Files are prepared in a hidden folder beside the destination, which is renamed at the end and
-    removed on failure; the next call removes what a killed one left. The caller makes sure that
-    only one call runs in a folder at a time (the command holds a lock). BadInput is raised if the
-    site does not deliver the published files.
+    Files are prepared in a hidden folder, which is renamed at the end and removed on failure; the
+    next call removes what a killed one left. The caller holds a lock of the folder.
     """
     prefix, destination = f".get-{published.name}-", data_folder / published.layouts[0].folder
     if destination.exists() and not destination.is_dir():

@@ -2,7 +2,7 @@
 
 The constants are those of the authors' script for CIFAR-10-C; ImageNet-C has others. The script has
 no seed, so generated images differ from the released ones. Frost differs most: the authors crop
-photographs of frost, which demur replaces by procedural textures unless they are given.
+photographs of frost, which demur replaces by procedural textures.
 """
 
 import io
@@ -34,8 +34,7 @@ Generators = Sequence[np.random.Generator]
 
 def smooth(x: Array, sigma: float) -> Array:
     """Gaussian blur of each channel, cut at 4 sigma, with edge pixels repeated outside."""
-    blurred: Array = gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0)
-    return blurred
+    return np.asarray(gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
 def disk_blur(x: Array, radius: float, sigma: float) -> Array:
@@ -45,8 +44,7 @@ def disk_blur(x: Array, radius: float, sigma: float) -> Array:
     disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(np.float64)
     edge = np.exp(-np.array([1.0, 0.0, 1.0]) / (2 * sigma**2))
     kernel = correlate(disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="constant")
-    blurred: Array = correlate(x, kernel[None, :, :, None], mode="mirror")
-    return blurred
+    return np.asarray(correlate(x, kernel[None, :, :, None], mode="mirror"))
 
 
 def motion_blur(x: Array, radius: int, sigma: float, angle: NDArray[np.float64]) -> Array:
@@ -83,8 +81,7 @@ def centre_zoom(x: Array, factor: float) -> Array:
     first += (size - part) // 2
     rows, columns = share[:, None, None], share[:, None]
     x = x[:, first] * (1 - rows) + x[:, first + 1] * rows
-    result: Array = x[:, :, first] * (1 - columns) + x[:, :, first + 1] * columns
-    return result
+    return np.asarray(x[:, :, first] * (1 - columns) + x[:, :, first + 1] * columns)
 
 
 def sample(x: Array, rows: Array, columns: Array, repeat_edge: bool) -> Array:
@@ -151,8 +148,7 @@ def _frost_texture(number: int) -> Bytes:
     cover = gaussian_filter(generator.standard_normal(ice.shape), 12)
     ice = np.clip(ice * (1.25 + 0.35 * cover / cover.std()), 0, 1)
     dark, bright = np.array(_ICE_DARK), np.array(_ICE_BRIGHT)
-    texture: Bytes = (dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
-    return texture
+    return np.asarray(dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
 
 
 def corrupt(
@@ -161,7 +157,6 @@ def corrupt(
     severity: int,
     index: ArrayLike,
     seed: int = 0,
-    frost: Sequence[Bytes] | None = None,
 ) -> Bytes:
     """Return corrupted copies of images.
 
@@ -169,19 +164,11 @@ def corrupt(
     they do not depend on the other images.
 
     Args:
-        images: Bytes (N, 32, 32, 3), red, green, blue.
+        images: Bytes (N, 32, 32, 3), red, green, blue; so is what is returned.
         name: One of `CORRUPTIONS`.
         severity: 1 to 5.
         index: Position of each image in its data set (N).
         seed: Another seed gives other random numbers.
-        frost: Textures (H, W, 3) for frost, at least 33 pixels wide and high; None for
-            procedural ones.
-
-    Returns:
-        Bytes (N, 32, 32, 3).
-
-    Raises:
-        BadInput: An argument has another form, or Pillow is not installed.
 
     Example:
         >>> grey = np.full((1, 32, 32, 3), 100, np.uint8)
@@ -201,13 +188,12 @@ def corrupt(
     if min(seed, positions.min(initial=0)) < 0:
         raise BadInput("seed and index must not be negative")
     function, constants = _CORRUPTIONS[name]
-    options = {"textures": frost or procedural_frost()} if name == "frost" else {}
     key = [seed, CORRUPTIONS.index(name), severity]
     result = np.empty_like(images)
     for begin in range(0, len(images), CHUNK):
         chunk = slice(begin, begin + CHUNK)
         generators = [np.random.default_rng([*key, int(i)]) for i in positions[chunk]]
-        result[chunk] = function(images[chunk], constants[severity - 1], generators, **options)
+        result[chunk] = function(images[chunk], constants[severity - 1], generators)
     return result
 
 
@@ -225,12 +211,10 @@ def _unit(x: Bytes) -> Array:
 
 def _bytes(x: NDArray[Any]) -> Bytes:
     """Bytes of values in [0, 1], rounded down as in the published script."""
-    result: Bytes = (np.clip(x, 0, 1) * 255).astype(np.uint8)
-    return result
+    return np.asarray(np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
 def _draw(generators: Generators, draw: Callable[[np.random.Generator], Any]) -> NDArray[Any]:
-    """Stack one draw per image."""
     return np.stack([draw(generator) for generator in generators])
 
 
@@ -293,9 +277,9 @@ def _snow(x: Bytes, constants: tuple[float, ...], generators: Generators) -> Byt
     return _bytes(mix * unit + (1 - mix) * whitened + layer + layer[:, ::-1, ::-1])
 
 
-def _frost(
-    x: Bytes, constants: tuple[float, float], generators: Generators, textures: Sequence[Bytes]
-) -> Bytes:
+def _frost(x: Bytes, constants: tuple[float, float], generators: Generators) -> Bytes:
+    textures = procedural_frost()
+
     def crop(generator: np.random.Generator) -> Bytes:
         texture = textures[int(generator.integers(len(textures)))]
         top, left = (int(generator.integers(length - SIZE)) for length in texture.shape[:2])
@@ -367,46 +351,25 @@ _CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, An
     "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
     "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": (  # radius, sigma of its edge
-        _defocus_blur,
-        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
-    ),
-    "glass_blur": (  # sigma, passes
-        _glass_blur,
-        ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)),
-    ),
-    "motion_blur": (  # radius, sigma
-        _motion_blur,
-        ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
-    ),
+    "defocus_blur": (_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "glass_blur": (_glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
+    "motion_blur": (_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "zoom_blur": (_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    "snow": (  # mean, scale, zoom, threshold, radius, sigma, weight of the image
-        _snow,
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
-    "frost": (  # weights of the image and of the texture
-        _frost,
-        ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
-    ),
+    "snow": (_snow, (
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95), (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9), (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    )),
+    "frost": (_frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
     "fog": (_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
     "brightness": (_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
     "contrast": (_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": (  # strength, sigma and reach of the affine map, over the width
-        _elastic_transform,
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
+    "elastic_transform": (_elastic_transform, (  # over the width
+        (0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03),
+    )),
     "pixelate": (_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": (_jpeg_compression, (80, 65, 58, 50, 40)),
-}
+}  # fmt: skip
 CORRUPTIONS = tuple(_CORRUPTIONS)
-PAPER_CORRUPTIONS = tuple(  # the columns of the paper's table 3
-    name
-    for name in CORRUPTIONS
-    if not name.endswith("_noise") and name not in ("defocus_blur", "pixelate")
-)
+_NOT_IN_PAPER = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "pixelate")
+PAPER_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in _NOT_IN_PAPER)  # table 3

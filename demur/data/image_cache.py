@@ -32,7 +32,7 @@ from demur.data.image_splits import (
     report,
     similar_pairs,
 )
-from demur.data.sources import HUB, Source, file_stamp, open_source
+from demur.data.sources import Source, file_stamp, open_source
 from demur.errors import BadInput
 from demur.files.atomic import read_json, write_json
 from demur.files.image_files import resize_pixels
@@ -93,7 +93,7 @@ def read_images(
     grey; `keep` keeps images that are in several splits; `verify` hashes the sources and the
     cache, whatever their times of change say.
     """
-    place = path if path.startswith(HUB) else str(Path(path).resolve())
+    place = str(Path(path).resolve())
     is_npz = Path(path).suffix.lower() == ".npz" and Path(path).is_file()
     source = None if is_npz and not verify else open_source(path)  # arrays are slow to read
     stamp = file_stamp(Path(path)) if source is None or is_npz else source.stamp()
@@ -114,7 +114,6 @@ def read_images(
 
 
 def _folder(place: str, size: int, channels: int | None, keep: bool) -> Path:
-    """Folder of the cache of a path, for these settings."""
     key = hashlib.sha256(repr((VERSION, place, size, channels, keep)).encode()).hexdigest()[:20]
     return cache_folder() / "images" / key
 
@@ -236,7 +235,6 @@ def _decode(
 
 
 def _source_digest(source: Source) -> str:
-    """Digest of the bytes of every image of a source."""
 
     def content_digest(i: int) -> str:
         try:

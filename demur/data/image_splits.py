@@ -98,7 +98,6 @@ def _divide(
 
 
 def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
-    """Say why there are fewer than two classes."""
     found = "there is no class with a usable image"
     if classes:
         found = f"all images are in the class {classes[0]!r}"
@@ -225,7 +224,6 @@ def _named(what: str, entries: Sequence[Entry], reasons: Mapping[int, str]) -> s
 
 
 def _listed(what: str, named: Sequence[str]) -> str:
-    """Some words and the first of some names."""
     least = "at least " if len(named) == MOST_PAIRS else ""
     more = f" and {least}{len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return f"{what}: {', '.join(named[:MOST_NAMED])}{more}"

@@ -1,4 +1,4 @@
-"""A user's own images: a folder per class, a CSV of paths, an npz, or a data set of the Hub.
+"""A user's own images: a folder per class, a CSV of paths, an npz, or a torch data set.
 
 A split that does not fit on the device stays in its file and is streamed.
 """
@@ -41,7 +41,7 @@ class OwnImages(Dataset):
 
     Attributes:
         path: A folder with one folder per class (or train/CLASS, test/CLASS ...), a .csv with the
-            columns path and label, an .npz with x and y, or hub:NAME.
+            columns path and label, an .npz with x and y, or MODULE:NAME.
         size: Height and width in pixels, 8 to 1024; images are resized to it.
         channels: 1 or 3; None is 1 where every image is grey.
         classes: Names of the classes; `prepared` finds them.

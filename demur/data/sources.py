@@ -1,4 +1,4 @@
-"""Readers of a user's own images: a folder per class, a CSV of paths, an npz, the Hub's layout.
+"""Readers of a user's own images: a folder per class, a CSV of paths, an npz, a data set.
 
 Nothing in these files is trusted: sizes are checked before memory is taken, and no code runs.
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
 from demur.data.samples import as_bytes, class_names, decoded, is_dataset, samples
-from demur.errors import BadInput, bad_input, blamed, first_line, import_optional, shorten
+from demur.errors import BadInput, bad_input, blamed, shorten
 from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
 from demur.files.image_files import MAX_FILE, Pixels, decode_image
 from demur.files.output_paths import SUFFIXES
@@ -30,13 +30,11 @@ SPLIT_WORDS: dict[str, SplitName] = {
     "cal": "cal", "calib": "cal", "calibration": "cal",
     "test": "test", "testing": "test",
 }  # fmt: skip
-HUB = "hub:"  # prefix of the name of a data set on the Hugging Face Hub
-HUB_FILES = ("dataset_dict.json", "state.json", "*.parquet", "data/*.parquet", "*/*.parquet")
 MAX_CSV = 256 * MEGABYTE
 MAX_ARRAYS = 32 * 1024 * MEGABYTE  # bytes that an npz may unpack to
 LAYOUTS = (
     "a folder with one folder per class, a .csv with the columns path and label, an .npz with x "
-    "and y, hub:NAME, or MODULE:NAME of a torch Dataset"
+    "and y, or MODULE:NAME of a torch Dataset or a table of Hugging Face"
 )
 
 
@@ -75,13 +73,10 @@ class Source(ABC):
 def open_source(path: str) -> Source:
     """List the images at a path, whose kind is found by looking; raise BadInput if none fits."""
     place = Path(path)
-    if path.startswith(HUB):
-        return HubSource(path.removeprefix(HUB))
     if is_import_path(path) and not place.exists():
         return DatasetSource(path)
     if place.is_dir():
-        is_hub = any(next(place.glob(pattern), None) for pattern in HUB_FILES)
-        return HubSource(path) if is_hub else FolderSource(place)
+        return FolderSource(place)
     if not place.exists():
         raise BadInput(
             f"there is no folder or file {shorten(path)}; give {LAYOUTS}; if the images of a run "
@@ -207,43 +202,6 @@ class ArraySource(HeldSource):
             self.held += list(block)
 
 
-class HubSource(Source):
-    """A data set of the Hugging Face Hub's layout: parquet files, save_to_disk, or a Hub name."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.entries = name, []
-        self.rows: list[tuple[str, int, str]] = []
-        self.tables = _load_hub(name)
-        for word, table in self.tables.items():
-            split = SPLIT_WORDS.get(word.lower()) if len(self.tables) > 1 else None
-            if split is None and len(self.tables) > 1:
-                self.ignored += len(table)
-            else:
-                self._add(word, table, split)
-
-    def _add(self, word: str, table: Any, split: SplitName | None) -> None:
-        features = table.features
-        images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
-        classes = [name for name, kind in features.items() if type(kind).__name__ == "ClassLabel"]
-        classes = classes or [name for name in ("label", "labels") if name in features]
-        if not images or not classes:
-            raise BadInput(f"{self.name} needs a column of images and a column label")
-        column = features[classes[0]]
-        self.names = self.names or tuple(getattr(column, "names", ()))
-        for row, value in enumerate(table[classes[0]]):
-            label = column.int2str(value) if hasattr(column, "int2str") else str(value)
-            stamp = f"{table._fingerprint} {row}"
-            self.entries.append(Entry(f"{word}[{row}]", label, split, stamp))
-            self.rows.append((word, row, images[0]))
-
-    def content(self, i: int) -> bytes:
-        word, row, column = self.rows[i]
-        found: dict[str, Any] = self.tables[word][row][column]
-        if found.get("bytes"):
-            return bytes(found["bytes"])
-        return read_regular_file(Path(found["path"]), MAX_FILE, "check the data set")
-
-
 class DatasetSource(HeldSource):
     """What module:name is or returns: a torch `Dataset`, a table, or a mapping of splits to these.
 
@@ -261,8 +219,8 @@ class DatasetSource(HeldSource):
         for word, one in (found if isinstance(found, Mapping) else {"": found}).items():
             if not is_dataset(one):
                 raise BadInput(f"{path} is no torch Dataset but {type(one).__name__}; return one")
-            self.names = self.names or class_names(one)
             name, names = f"{path}[{word!r}]" if word else path, class_names(one)
+            self.names = self.names or names
             split = split_by_word(word, name) if word else None
             for i, (pixels, label) in enumerate(samples(one, name, decoded)):
                 known = isinstance(label, int) and 0 <= label < len(names)
@@ -270,26 +228,6 @@ class DatasetSource(HeldSource):
                 digest = hashlib.sha256(pixels).hexdigest()
                 self.entries.append(Entry(f"{word or 'x'}[{i}]", text, split, digest))
                 self.held.append(pixels)
-
-
-def _load_hub(name: str) -> dict[str, Any]:
-    """The tables of a data set by split, with undecoded images."""
-    need = f"{name} has the layout of the Hugging Face Hub, whose reader is missing"
-    datasets = import_optional("datasets", need, "datasets")
-    saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
-    try:
-        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
-        tables = loaded if isinstance(loaded, dict) else {"train": loaded}
-        return {
-            word: table.cast_column(column, datasets.Image(decode=False))
-            for word, table in tables.items()
-            for column in [c for c, k in table.features.items() if isinstance(k, datasets.Image)]
-        }
-    except Exception as error:  # the library raises many kinds
-        raise BadInput(
-            f"the data set {name} cannot be read: {shorten(first_line(error))}; check its name or "
-            "its files"
-        ) from None
 
 
 def _folders_in(folder: Path) -> list[str]:

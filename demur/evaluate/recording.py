@@ -346,7 +346,7 @@ def run_attack(
     half = folder / f".making-{key[:12]}"
 
     waiting = partial(loaded.on_message, "another process is making this record; waiting for it")
-    with exclusive_lock(half, lambda _: waiting()) if here.is_leader else nullcontext():
+    with exclusive_lock(half, waiting) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
         finished = here.broadcast(making.finished(key))
         if finished is None:

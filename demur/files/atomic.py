@@ -1,10 +1,6 @@
 """Bounded reads, atomic writes, digests that detect damage, and one writer per folder.
 
-content = read_regular_file(path, MEGABYTE, remedy)  # never a pipe, a folder or a larger file
-digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
-tensors = read_tensors(path, digest, remedy, like)  # BadInput names a file whose bytes changed
-write_json(path, {"epoch": 3})                    # JSON that contains its own digest
-metadata = read_json(path, remedy)
+A kill leaves the old file or the new one; BadInput names a file whose bytes changed.
 """
 
 import errno
@@ -45,12 +41,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 
 def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes.
-
-    Raises:
-        BadInput: The file is missing, too large, or a pipe, a folder or a device; the message ends
-            with `remedy`.
-    """
+    """Return the bytes of a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
     try:
         # a plain open of a pipe waits for a writer
         handle = os.open(path, os.O_RDONLY | FLAGS)
@@ -224,19 +215,12 @@ def delete_temporary_files(folder: Path) -> None:
         half.unlink(missing_ok=True)
 
 
-def raise_locked(folder: Path) -> None:
-    """Raise BadInput: another process holds the lock of the folder."""
-    raise BadInput(f"another process is writing {folder}; wait until it has ended")
-
-
 @contextmanager
-def exclusive_lock(
-    folder: Path, on_locked: Callable[[Path], None] = raise_locked
-) -> Iterator[None]:
+def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock of a folder; the operating system releases it if the process dies.
 
-    If another process holds the lock, `on_locked(folder)` is called. If that returns instead of
-    raising, this process waits for the lock. A process may take a lock that it already holds.
+    If another process holds it, `on_wait` is called before waiting; without it BadInput is raised.
+    A process may take a lock that it already holds.
     """
     lock = FileLock(folder.resolve() / ".lock", is_singleton=True)
     timeout = 0.0  # then for ever
@@ -248,7 +232,10 @@ def exclusive_lock(
         except FileNotFoundError:  # another process has deleted the folder at this moment
             continue
         except Timeout:
-            on_locked(folder)
+            if on_wait is None:
+                text = f"another process is writing {folder}; wait until it has ended"
+                raise BadInput(text) from None
+            on_wait()
             timeout = -1.0
         except OSError as error:
             error.filename = str(folder)  # the user named the folder, not the lock file

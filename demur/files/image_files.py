@@ -1,8 +1,5 @@
 """Decode image files and resize them, the same way for training and for prediction.
 
-    pixels = decode_image(Path("cat.png"), channels=3)     # uint8, H, W, C
-    pixels = resize_pixels(pixels, 32, 32)
-
 Files are untrusted: the format and the number of pixels are checked before anything is decoded.
 This module imports no torch, since the service decodes in processes that must start quickly.
 """
@@ -35,13 +32,8 @@ def import_pillow() -> Any:
 def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Return the pixels of an image, uint8 H, W, C, upright as its EXIF orientation says.
 
-    Args:
-        source: A Pillow image, the path of a file, or the bytes of a file.
-        channels: 3 converts to RGB, 1 to grey.
-        max_pixels: The largest number of pixels that is decoded.
-
-    Raises:
-        BadInput: The image is damaged, too large, or of a format that is not supported.
+    The source is a Pillow image, or the path or the bytes of a file. BadInput is raised if it is
+    damaged, too large, or of a format that is not supported.
     """
     if channels not in MODES:
         raise BadInput(

@@ -1,11 +1,7 @@
 """Decides whether a path may be written, for every command and before any work starts.
 
-    out: Annotated[str | None, typer.Option("-o", callback=output_file("page"))]
-    out: Annotated[str | None, typer.Option("-o", callback=output_folder("guard"))]
-
 Nothing is written into a run, an archive, a guard or a folder of images, whatever links lead
-there, and no file is replaced by one of another kind. `check_output_file` and
-`check_output_folder` say the same in Python.
+there, and no file is replaced by one of another kind.
 """
 
 import os
@@ -59,10 +55,8 @@ def check_output_file(
 ) -> str | None:
     """Return the path if a file, a pipe or a device can be written there; raise BadInput if not.
 
-    Args:
-        name: The path; None is returned.
-        kind: What is written; an existing file must be of that kind. None: any but images.
-        own_runs: Runs that the command is about; it may write their report.html.
+    An existing file must be of the kind that is written; None is any but images. The command may
+    write the report.html of `own_runs`.
     """
     if name is None:
         return None

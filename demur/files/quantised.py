@@ -1,8 +1,5 @@
 """Weights with 8 bits a number, a quarter of their size in fp32.
 
-    small = quantise(net.state_dict())      # what write_tensors stores
-    restore(small)                          # fp32 again; other tensors are left as they are
-
 A large tensor becomes int8 with one scale for each output channel, every other one fp16.
 """
 

@@ -1,8 +1,5 @@
 """Signatures of folders by OpenSSF model-signing: `model.sig` signs names and bytes of the files.
 
-sign_folder(folder, "private.pem")        # an elliptic-curve key in a PEM file
-check_signature(folder, "public.pem")     # BadInput unless that key's owner signed these files
-
 A digest finds accidents. Only a signature shows that a file is from the owner of a key.
 """
 

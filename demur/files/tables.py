@@ -1,7 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV, written in one place for commands, audits and pages.
-
-write_tables([TextTable("Scores", ("attack", "accuracy"), [("clean", "93.1 [92.0, 94.1]")])], "csv")
-"""
+"""Tables as Markdown, LaTeX and CSV, written in one place for commands, audits and pages."""
 
 import csv
 import io

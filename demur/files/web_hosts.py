@@ -1,7 +1,5 @@
 """Which Host and Origin headers a server on this machine answers, so that no web page can use it.
 
-    refused = refusal(host, origin, names=("example.org",))      # None, or (status, reason)
-
 A page of another origin can send requests to a server on the reader's machine, and read the answers
 where its own name was rebound to 127.0.0.1. Browsers name the page in these two headers.
 """
@@ -19,11 +17,8 @@ def refusal(
 ) -> tuple[int, str] | None:
     """Return the status and the reason to refuse a request, or None if it may be answered.
 
-    Args:
-        host: The Host header.
-        origin: The Origin header, which browsers send with every POST.
-        names: Names and addresses of the server besides the loopback ones. One of EVERY_ADDRESS
-            stands for all addresses: a number cannot be rebound.
+    `host` and `origin` are headers; `names` those of the server besides the loopback ones. One of
+    EVERY_ADDRESS stands for all addresses: a number cannot be rebound.
     """
     name = _name(host or "")
     if name is None:

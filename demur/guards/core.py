@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.errors import BadInput, first_line, import_optional, shorten, visible
+from demur.errors import BadInput, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal
@@ -175,55 +175,6 @@ class Guard(BaseGuard):
             name=visible(loaded.run.name)[:64],
         )  # fmt: skip
 
-    def save_pretrained(
-        self, folder: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False
-    ) -> Path:
-        """Write the guard to a folder, and to the Hugging Face Hub if asked.
-
-        Args:
-            folder: As for `save`.
-            repo_id: "owner/name" on the Hub; None takes the name of the folder.
-            push_to_hub: Also upload the folder; needs huggingface_hub and a login.
-
-        Returns:
-            The folder.
-        """
-        hub = _hub() if push_to_hub else None
-        self.save(folder)
-        if hub is not None:
-            made = hub.create_repo(repo_id or Path(folder).name, exist_ok=True)
-            hub.upload_folder(
-                repo_id=made.repo_id, folder_path=folder, commit_message="A demur guard"
-            )
-        return Path(folder)
-
-    @staticmethod
-    def from_pretrained(
-        name: str | Path, *, revision: str | None = None, model: nn.Module | None = None,
-        device: str = "cpu",
-    ) -> "Guard":  # fmt: skip
-        """Read a guard from a folder or from the Hugging Face Hub.
-
-        Args:
-            name: A folder, or "owner/name" on the Hub, which needs huggingface_hub.
-            revision: Branch, tag or commit on the Hub.
-            model: As for `load`.
-            device: As for `load`.
-
-        Returns:
-            The guard, as `load` reads it: no code of the folder runs.
-        """
-        if not Path(name).is_dir():
-            hub = _hub()
-            try:
-                name = hub.snapshot_download(str(name), revision=revision)
-            except (ValueError, OSError) as error:  # a wrong name, no repository, no connection
-                raise BadInput(
-                    f"{shorten(str(name))!r} is no folder and cannot be read from the Hub: "
-                    f"{shorten(first_line(error))}"
-                ) from None
-        return Guard.load(name, model=model, device=device)
-
     def export_onnx(self, path: str | Path) -> Path:
         """Write the guard as one ONNX file and check it in onnxruntime.
 
@@ -239,11 +190,6 @@ class Guard(BaseGuard):
             disagrees by more than 1e-5 or in one decision.
         """
         return export_onnx(self, Path(path))
-
-
-def _hub() -> Any:
-    need = "the Hugging Face Hub needs its client"
-    return import_optional("huggingface_hub", need, "huggingface_hub, or name a folder that exists")
 
 
 def guard(

@@ -104,11 +104,7 @@ def recalibrated(
 
 
 def labelled_images(guard: Guard, folder: Path) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    """Return the images of a folder per class, their labels, and why files were left out.
-
-    Raises:
-        BadInput: If a folder is no class of the guard, or no image can be read.
-    """
+    """Return the images of a folder per class, their labels, and why files were left out."""
     source = FolderSource(folder)
     if unknown := sorted({one.label for one in source.entries} - set(guard.class_names)):
         known = ", ".join(guard.class_names[:8])

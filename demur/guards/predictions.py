@@ -1,7 +1,5 @@
 """Predictions for image files: which files are meant, and tables as CSV, JSON or Parquet.
 
-    counts = write_predictions(guard, paths, Path("answers.parquet"), rejected=Path("look.csv"))
-
 The answers of finished parts lie beside the table until it is complete, so that the same call
 resumes. A part is used again for the same guard and for files of the same size and time.
 """

@@ -224,7 +224,6 @@ def _records(
 
 
 def _attack(planned: Planned, record: Record, accepted: Values) -> dict[str, Any]:
-    """What the entry stores of one attack."""
     name, tpr, attack = planned
     hits = {WORST: ~record.correct, FORCED: ~accepted}.get(name, ~record.correct & accepted)
     return {

@@ -1,10 +1,4 @@
-"""Heads of other papers, in the forms that the paper compares with.
-
-EBD(m_in=6, m_out=3)                    # energy bounds (Liu et al. 2020)
-SNet(coverage=0.7, weight=8)            # SelectiveNet (Geifman and El-Yaniv 2019)
-ATRO(cost=0.3)                          # rejection option with a cost (Kato et al. 2020)
-CARL(weight=0.5, grad_penalty=0.02)     # a class that abstains (Laidlaw and Feizi 2019)
-"""
+"""Heads of other papers, in the forms that the paper compares with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

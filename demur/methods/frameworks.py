@@ -1,11 +1,8 @@
 """Adversarial training frameworks: how training images are attacked and classified.
 
-    PGDAT(PGD(Linf(8/255), steps=10, step_size=2/255))      # Madry et al. 2018, as in the paper
-    TRADES(beta=6)                                          # Zhang et al. 2019
-
 A *framework* (the paper's "AT framework") makes adversarial examples and computes the
-classification loss; a head adds an auxiliary loss. `craft` and `classification_loss` are separate
-methods, so that an engine can run each in its own way.
+classification loss; a head adds an auxiliary loss. Both are methods of their own, so that an engine
+can run each in its own way.
 """
 
 from abc import ABC, abstractmethod

@@ -1,10 +1,7 @@
 """Heads: an auxiliary module beside the classifier, its loss, and the rejector it is trained for.
 
-    R-Con = con * A                     Eq. 6; con = max_l p_l, A = sigmoid(auxiliary output)
-    L_RR  = BCE(R-Con, sg(T-Con))       Eq. 7; T-Con = p_y, sg = stop-gradient
-
-A head adds a second output to the net and an *auxiliary loss* to the framework's classification
-loss. It may also change the objective that training images are attacked with.
+R-Con = con * A                     Eq. 6; con = max_l p_l, A = sigmoid(auxiliary output)
+L_RR  = BCE(R-Con, sg(T-Con))       Eq. 7; T-Con = p_y, sg = stop-gradient
 """
 
 from abc import ABC, abstractmethod

@@ -1,8 +1,5 @@
 """Soft labels: the target probabilities that replace the label in the classification loss.
 
-    labels=LabelSmoothing(0.1)
-    labels=ADR()                    # needs the averaged net: ema > 0
-
 The attack and the auxiliary loss of a head use the label itself.
 """
 

@@ -1,8 +1,5 @@
 """A training method: a framework and a head. Learning-rate schedules.
 
-    Method(PGDAT(), RR()).loss(net, x, y, index, stream)
-    Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)
-
 The *head-only subset* is a fixed share of the training images. The auxiliary loss uses these images
 alone and the classification loss uses the others alone, so that the head is trained on images that
 the classifier has not been fitted to. Batch norm sees all of them.

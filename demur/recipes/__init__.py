@@ -1,8 +1,4 @@
-"""Recipes and named attacks: what a user types for a training run or an attack.
-
-recipe("digits-pgdat-rr", ["epochs=20", "head.weight=0.5"])
-attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
-"""
+"""Recipes and named attacks: what a user types for a training run or an attack."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +11,7 @@ from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, PlusLogScore
 from demur.attacks.balls import L1, L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
-from demur.data.sources import HUB, LAYOUTS
+from demur.data.sources import LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
 from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.methods import FRAMEWORKS, HEADS, LABELS, SCHEDULES, Method
@@ -241,7 +237,7 @@ def _own_images(text: str) -> OwnImages | None:
     """Images at a path; None for a data set of the vocabulary, such as CIFAR10()."""
     if re.fullmatch(r"\w+\(.*\)", text, re.DOTALL) or find_name(text, VOCABULARY):
         return None
-    if not text.startswith(HUB) and not Path(text).exists():
+    if not Path(text).exists():
         if is_import_path(text):
             allow_import(text)  # typed by the user, as in net=
             return OwnImages(text)

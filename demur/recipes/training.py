@@ -1,8 +1,7 @@
 """Recipes of training runs: everything that determines a result, and the named ones.
 
 Named are the embedded digits, the paper's runs on CIFAR-10, and a user's own images. Other heads,
-settings, nets and data are changes of these:
-recipe("cifar10-pgdat-snet", ["head.weight=16", "net=WideResNet()", "data=CIFAR100()"])
+settings, nets and data are changes of these.
 """
 
 from dataclasses import dataclass, field, replace
@@ -249,7 +248,6 @@ _PAIRS = [  # of the paper's Table 2
 
 
 def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
-    """The paper's methods by name, with these frameworks."""
     return {name + suffix: Method(frameworks[name], _HEADS[suffix]) for name, suffix in _PAIRS}
 
 

@@ -1,7 +1,5 @@
 """The data of the explorer: every image's scores, from which the page's script counts.
 
-    explorer_data([results])        # JSON values; arrays are base64 of little-endian numbers
-
 Scores and logits are rounded to 32-bit floats, images to 8 bits; the page says so. A run of fifteen
 rejectors under five attacks on 10,000 images takes 10 MB.
 """
@@ -115,7 +113,6 @@ def _record(results: ScoredRun, entry: ScoredRecord, label: str, kept: int) -> J
 
 
 def _arrays(results: ScoredRun, record: Record) -> Json:
-    """Return the scores, labels and outputs of a record."""
     evaluation = results.evaluation
     scores = {name: evaluation.score_for(name, record) for name in evaluation.scores}
     columns = {name: values(s, record) for name, s in scores.items() if can_score(s, record)}

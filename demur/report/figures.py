@@ -1,7 +1,4 @@
-"""The figure of worst-score records, and figures as elements of a page.
-
-inline_svg(worst_case_svg(worst), "run-0-", "Accepted errors ...")
-"""
+"""The figure of worst-score records, and figures as elements of a page."""
 
 import html
 import re

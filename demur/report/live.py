@@ -1,8 +1,5 @@
 """The page of runs whose folders may still change, served on this machine only.
 
-    with serving(LivePage(runs, score), port=0) as server:
-        server.serve_forever()          # http://127.0.0.1:PORT/
-
 The page asks for `state` every two seconds and fetches itself again where the version differs.
 """
 

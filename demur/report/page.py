@@ -1,7 +1,5 @@
 """The report of one to six runs: one HTML file that needs no network and no other file.
 
-    write_page([ScoredRun(loaded, evaluation, scored)], Path("report.html"))
-
 It shows what was accepted and rejected, and why. Tables come from rows; the explorer counts from
 the scores of every image, which the page contains.
 """

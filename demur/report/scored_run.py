@@ -1,8 +1,5 @@
 """The results of one run on a page: its scored records, and the decisions that sentences describe.
 
-    results = ScoredRun(loaded, evaluation, scored)
-    main_row(scored[0], "R-Con")        # at the frozen threshold; without cal images, the paper's
-
 A run that is still being trained has no records yet; `demur report --live` shows its training.
 """
 

@@ -1,8 +1,4 @@
-"""Recipes over seeds in one table: means, deviations, and paired differences to the first entry.
-
-entries = sweep_entries(["digits-pgdat-rr", "@mine.txt"], ["method.tau=0.25,0.5"])
-score_net(result, loaded, records)      # for every entry and seed
-"""
+"""Recipes over seeds in one table: means, deviations, and paired differences to the first entry."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,11 +27,7 @@ NOTE = (
 
 
 def sweep_entries(sources: Iterable[str], settings: Iterable[str]) -> dict[str, tuple[str, Recipe]]:
-    """Sources and recipes with every combination of settings, such as "epochs=2,4", by name.
-
-    Raises:
-        BadInput: Two entries are the same recipe, or a setting does not apply to one.
-    """
+    """Sources and recipes with every combination of settings, such as "epochs=2,4", by name."""
     choices, found, names = list[list[str]](), dict[str, tuple[str, Recipe]](), dict[str, str]()
     for setting in settings:
         key, _, values = setting.partition("=")

@@ -1,7 +1,5 @@
 """Tables of scores and sanity checks for the terminal.
 
-    show_scores(scored, ["deploy"])
-
 No figure is ever cut. On a terminal narrower than the table, intervals go below their figures; if
 that is still too wide, the columns are printed as several tables one below the other. Output that
 is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
@@ -211,7 +209,6 @@ def split_table(table: Table, width: int) -> list[Table]:
 
 
 def _columns_of(table: Table, columns: Sequence[int]) -> Table:
-    """Return the table with its first column and some of the others."""
     part = copy(table)
     part.columns = [
         replace(table.columns[old], _index=new, overflow="fold")

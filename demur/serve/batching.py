@@ -1,9 +1,5 @@
 """Dynamic batching: one thread runs the model on whatever waits in the queue.
 
-    batcher = Batcher(guard, max_batch=64, max_queue=256, on_result=monitor)
-    future = batcher.submit(x, notes)      # raises Overloaded where the queue is full
-    future.result()                        # one dictionary per image
-
 While the model works, requests gather; the next forward pass takes them together. An idle model
 starts at once, so that no request waits for others.
 """

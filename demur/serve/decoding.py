@@ -1,8 +1,5 @@
 """Decoder processes, which are killed when their request is late.
 
-    pool = DecoderPool(2, memory=400_000_000)
-    array, names, notes = pool.decode(job, body, deadline)      # in a thread of `pool.threads`
-
 A thread that decodes cannot be stopped; a process can, and its memory can be limited. The processes
 are started anew instead of forked: a fork of a process with torch's threads may deadlock.
 """
@@ -53,11 +50,7 @@ class DecoderPool:
         self.idle.extend(self._start() for _ in range(self.size))
 
     def decode(self, job: dict[str, Any], body: bytes | bytearray, deadline: float) -> Decoded:
-        """What `demur.serve.decoder.decode` returns, before `deadline` of time.monotonic().
-
-        Raises:
-            RequestError: As the decoder says, 503 past the deadline, or 422 if the process died.
-        """
+        """What the decoder returns before `deadline` of time.monotonic(); else RequestError."""
         if time.monotonic() >= deadline:
             raise RequestError(503, TOO_LATE)
         try:

@@ -1,8 +1,4 @@
-"""Structured logs of the service: one line per request, rejection, error or drift alarm.
-
-log = make_logger(LineWriter(), "json", "info", guard.identity)
-log.info("answered", path="/predict", code=200, request="7f3a", ms=4.2, accepted=[True])
-"""
+"""Structured logs of the service: one line per request, rejection, error or drift alarm."""
 
 import logging
 import re

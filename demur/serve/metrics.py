@@ -43,12 +43,8 @@ class DriftMonitor:
     within n images with a probability of at most n / c. The images must be exchangeable without
     drift: frames of one video are not.
 
-    Args:
-        edges: Edges of the histogram of the calibration scores; a score s is in bin i if
-            edges[i - 1] <= s < edges[i].
-        counts: Calibration scores in each bin.
-        mean_run_length: Level c of the alarm, in images.
-        seed: Seed of the random order of equal scores; None draws one.
+    `edges` and `counts` are the histogram of the calibration scores, `mean_run_length` is c, and
+    `seed` is that of the random order of equal scores.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""The server: deadlines of connections, signals, and the listening socket.
-
-serve(guard, Settings(), "127.0.0.1", 8000, on_ready=print)     # until SIGTERM or Ctrl-C
-serve_many(load, Settings(), "127.0.0.1", 8000, print, workers=4)  # load() makes the guard
-"""
+"""The server: deadlines of connections, signals, and the listening socket."""
 
 import asyncio
 import logging
@@ -183,7 +179,6 @@ def serve_many(
 
 
 def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
-    """The application of one process of several."""
     app = create_app(load(), settings)
     app.state.service.reader.pool.start()
     for name in ("uvicorn.error", "asyncio"):

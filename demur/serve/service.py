@@ -1,7 +1,5 @@
 """The web application: routes, limits and answers.
 
-    app = create_app(guard, Settings(token="secret"))      # an ASGI application
-
 Each request is counted, checked for its token, its Host and its Origin, read within limits and
 queued for the model. What is wrong with a request is answered with a 4xx and one sentence.
 """
@@ -87,7 +85,6 @@ class Service:
         self.requests = self.attacks = 0  # in progress
 
     def _count(self, result: GuardResult) -> None:
-        """Count the decisions of a batch; log a new drift alarm."""
         before = self.metrics.monitor.alarms
         self.metrics.count_result(result)
         if self.metrics.monitor.alarms > before:

@@ -1,10 +1,8 @@
 """The fast engine: a whole training step captured once as a CUDA graph and replayed.
 
-Attack, loss, optimiser step and choice of the batch read and write fixed device addresses, so an
-epoch is a sequence of replays without host-device synchronisation. Attacks run on a FrozenModel,
-which computes no weight gradients. The step draws the same noise and takes the same gradients as
-the plain step, so both end with the same weights up to rounding (benchmarks/engine_check.py).
-The last, partial batch takes the plain step.
+The step reads and writes fixed device addresses, so an epoch has no host-device synchronisation.
+It draws the noise and takes the gradients of the plain step, so both end with the same weights up
+to rounding (benchmarks/engine_check.py). The last, partial batch takes the plain step.
 """
 
 from collections.abc import Callable

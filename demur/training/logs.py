@@ -1,11 +1,7 @@
 """Logs of a training besides metrics.jsonl: CSV, TensorBoard, MLflow, Weights & Biases, your own.
 
-    logs = Logs(("csv", "mlflow", my_log), run.path, on_message)
-    logs.write(lines)       # of metrics.jsonl, after every epoch
-
-A log of your own is a function of the run folder that returns a function of these lines. A resumed
-training writes the CSV again, purges lost events of TensorBoard, and starts a new run of a tracker
-with all epochs so far.
+A log of your own is a function of the run folder that returns a function of the lines of
+metrics.jsonl. A resumed training begins a new run of a tracker, with all epochs so far.
 """
 
 import csv

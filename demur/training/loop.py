@@ -1,7 +1,5 @@
 """Training of a recipe: crash-safe and resumable.
 
-    run = train(recipe("digits-pgdat-rr"), Path("runs/digits-pgdat-rr"))
-
 A training that was killed resumes after the last saved epoch when `train` is called again. On a
 CPU with the same number of threads it ends with bit-identical weights. Under torchrun only rank 0
 writes files.

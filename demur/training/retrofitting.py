@@ -1,11 +1,7 @@
 """Retrofit: learn an R-Con head on somebody's frozen net and say whether it was worth it.
 
-    result = demur.retrofit("my_nets:load", "photos", Path("runs/mine"))
-    result.verdict                  # "broken. Of 60 test images that are right ..."
-    result.comparisons[0].sentence  # "clean images, AUROC: R-Con .91, Con .88, ...: better"
-
-The net keeps its weights. R-Con is compared with the net's own confidence (Con) on the same test
-images: clean, under PGD on the net, and with each score attacked by itself.
+R-Con is compared with the net's own confidence (Con) on the same test images: clean, under PGD on
+the net, and with each score attacked by itself.
 """
 
 from collections.abc import Sequence
@@ -220,7 +216,6 @@ def training_attack(recipe: Recipe) -> PGD:
 
 
 def _ranking(images: str, record: Record, rcon: Rejector) -> HeadComparison:
-    """AUROC of both scores on one record."""
     a, b = (values(as_score(one), record) for one in (rcon, Con()))
     correct = record.correct
     return HeadComparison(

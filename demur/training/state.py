@@ -1,8 +1,7 @@
 """The tensors that training changes: weights, running statistics, momentum and their EMA.
 
-A recipe may wrap each step: AWP perturbs the weights before the gradient is taken, EMA averages
-them after the step. All tensors keep their addresses, so that a CUDA graph can update them, and a
-resumed run restores them in place.
+All tensors keep their addresses, so that a CUDA graph can update them, and a resumed run restores
+them in place.
 """
 
 import copy

@@ -1,10 +1,5 @@
 """One training step of a recipe: augment, attack, compute the loss, update the weights.
 
-    steps = PlainSteps(recipe, train_state, fit)
-    steps.begin(epoch)
-    for i in range(steps.batches):
-        steps(i)            # writes steps.losses[i], on the device; read once per epoch
-
 The loss is that of the method (`methods/method.py`); with the RR head it contains Eq. 7.
 """
 
@@ -111,12 +106,8 @@ class TrainingStep:
 class PlainSteps:
     """The training steps of an epoch; eager, the reference for `FastSteps`.
 
-    Under torchrun each rank trains on its shard of every batch.
-
-    Attributes:
-        batches: steps per epoch; the last batch may be partial.
-        losses: loss of each step of the epoch. Each rank holds its share: all-reduce them to get
-            the mean losses of the batches.
+    Under torchrun each rank trains on its shard of every batch, and `losses` holds its shares of
+    the losses of an epoch's steps: all-reduce them to get the means of the batches.
     """
 
     def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
