@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,27 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
     assert set(shown) == COMMANDS - {"data", "guard"}  # which messages and guides name
     assert len(shown) <= 17
     assert shown.index("train") < shown.index("attack") < shown.index("score")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("table 2 --from results", "paper table 2 --from results"),
+        ("table -h", "paper table -h"),
+        ("figure tau --scale smoke", "paper figure tau --scale smoke"),
+        ("adaptive RUN --steps 3", "paper study adaptive RUN --steps 3"),
+        ("distortion RUN cw", "paper study distortion RUN cw"),
+        ("theory 'my run' --json", "paper study theory 'my run' --json"),
+        ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
+        ("explore RUN --no-open", "report --live RUN --no-open"),
+        ("archive RUN -o copy --only Con", "export --archive RUN -o copy --only Con"),
+    ],
+)  # fmt: skip
+def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:
+    code, out, err = command(*shlex.split(old))
+    assert (code, out) == (2, "")
+    assert err.endswith(f" has a new name; write demur {new}\n")
+    assert err.count("\n") == 1
 
 
 def test_a_mode_of_a_command_has_its_own_options(command: Command) -> None:
@@ -320,11 +342,10 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[s
     return sets
 
 
-@pytest.mark.parametrize("name", ["get"])
-def test_the_data_commands_have_help_with_an_example(name: str, command: Command) -> None:
-    code, out, _ = command("data", name, "--help")
+def test_the_data_command_has_help_with_an_example(command: Command) -> None:
+    code, out, _ = command("data", "get", "--help")
     assert code == 0
-    assert f"Example: demur data {name} cifar10" in " ".join(out.split())
+    assert "Example: demur data get cifar10" in " ".join(out.split())
 
 
 def test_data_get_skips_a_complete_data_set(

@@ -104,6 +104,16 @@ def test_curves_have_bands_and_areas() -> None:
     assert area == pytest.approx(metrics.auroc(score, correct))
     assert legend(axes)[1] == "const, AUROC 0.500"
     plot.roc({"Con": score[correct]}, np.ones(correct.sum(), bool))  # nothing is wrong
+    rows = np.array([[90.0, 60], [94, 50], [92, 58]])
+    axes = plot.seeds([0, 0.1], {"R-Con": rows, "one seed": [80, 70]}, ylabel="accepted errors (%)")
+    assert np.allclose(np.asarray(axes.lines[0].get_ydata()), rows.mean(0))
+    assert len(axes.collections) == 1
+    assert (
+        np.isclose(np.asarray(axes.collections[0].get_paths()[0].vertices), [0, 92 - 2])
+        .all(1)
+        .any()
+    )
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("eps", "accepted errors (%)")
     mpl.pyplot.close("all")
 
 
@@ -140,6 +150,8 @@ def test_plots_raise_for_wrong_input(monkeypatch: pytest.MonkeyPatch) -> None:
     for draw in (plot.risk_coverage, plot.roc):
         with pytest.raises(BadInput, match="there is nothing to draw"):
             draw({}, [True])
+    with pytest.raises(BadInput, match="the numbers of images differ"):
+        plot.seeds([1, 2], {"Con": [1, 2, 3]})
     axes = plot.roc({"Con": [0.1, 0.2]}, [True, False])
     for path in ("figure.txt", "figure"):
         with pytest.raises(BadInput, match=r"is no \.pdf, \.svg or \.png file"):

@@ -37,11 +37,21 @@ PANELS = {  # of the help: titles and commands in the order of use
 }
 PANEL_OF = {name: title for title, names in PANELS.items() for name in names}
 COMMANDS = tuple(PANEL_OF)
+MOVED = {  # old spellings of commands
+    "table": "paper table",
+    "figure": "paper figure",
+    "adaptive": "paper study adaptive",
+    "distortion": "paper study distortion",
+    "theory": "paper study theory",
+    "show": "list",
+    "explore": "report --live",
+    "archive": "export --archive",
+}
 ARCHIVE = "export --archive"  # a command of its own, with other options
 
 
 class OrderedGroup(TyperGroup):
-    """The commands in panels, in the order of use."""
+    """The commands in panels, in the order of use; an old spelling is answered by the new one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(set(super().list_commands(ctx)) - {ARCHIVE}, key=COMMANDS.index)
@@ -53,6 +63,9 @@ class OrderedGroup(TyperGroup):
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in MOVED:
+            words = shlex.join(["demur", *MOVED[args[0]].split(), *args[1:]])
+            raise BadInput(f"demur {args[0]} has a new name; write {words}")
         if args[0] == "export" and "--archive" in args:
             args = [ARCHIVE, *(word for word in args[1:] if word != "--archive")]
         return super().resolve_command(ctx, args)

@@ -18,7 +18,7 @@ from demur.files.atomic import write_bytes
 from demur.files.output_paths import check_output_file
 from demur.metrics import WorstCase, aurc, auroc, ece, wilson
 from demur.metrics import risk_coverage as risk_coverage_curve
-from demur.metrics.checks import FloatArray, scored_pair
+from demur.metrics.checks import FloatArray, floats, same_length, scored_pair
 from demur.metrics.thresholds import score_levels
 
 if TYPE_CHECKING:
@@ -92,6 +92,36 @@ def roc(scores: Mapping[str, ArrayLike], correct: ArrayLike, ax: "Axes | None" =
         axes.plot(100 * x, 100 * y, linestyle=DASHES[place % len(DASHES)], label=label)
     axes.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=":")
     axes.set(xlabel="wrong predictions accepted (%)", ylabel="correct predictions accepted (%)")
+    axes.legend()
+    return axes
+
+
+def seeds(
+    x: ArrayLike, curves: Mapping[str, ArrayLike], ax: "Axes | None" = None,
+    xlabel: str = "eps", ylabel: str = "accuracy (%)",
+) -> "Axes":  # fmt: skip
+    """Draw means over seeds with a band of one standard deviation, such as accuracy over eps.
+
+    Args:
+        x: Where the curves were measured, X values.
+        curves: Values by name, one row per seed: S, X. A single row has no band.
+        ax: Axes to draw on; None makes a new figure.
+        xlabel: What x is.
+        ylabel: What the values are.
+
+    Returns:
+        The axes.
+    """
+    axes, at = _axes(ax), floats(x, "x")
+    for place, (name, values) in enumerate(_named(curves).items()):
+        rows = np.array([floats(row, name) for row in np.atleast_2d(np.asarray(values))])
+        same_length(x=at, **{name: rows[0]})
+        mean, dashes = rows.mean(0), DASHES[place % len(DASHES)]
+        label = f"{name}, {len(rows)} seeds" if len(rows) > 1 else name
+        axes.plot(at, mean, linestyle=dashes, marker="o", markersize=3, label=label)
+        if len(rows) > 1:
+            _band(axes, at, mean + np.array([[-1], [1]]) * rows.std(0, ddof=1))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend()
     return axes
 
