@@ -1,10 +1,8 @@
 """The base class of all attacks.
 
-    x_adv = PGD(Linf(8/255), steps=10, step_size=2/255)(model, x, y)
-
-An attack is a frozen dataclass. Calling it changes neither the images nor the model (weights,
-buffers, gradients, mode) nor torch's global random state. Training calls `perturb`, which checks
-nothing: there batch norm in train mode updates its running statistics.
+Calling an attack changes neither the images nor the model (weights, buffers, gradients, mode) nor
+torch's global random state. `perturb`, which training calls, checks nothing; there batch norm in
+train mode updates its running statistics.
 """
 
 from abc import ABC, abstractmethod

@@ -1,11 +1,7 @@
 """A model as attacks query it: gradient queries and forward passes, and checks of a user's model.
 
-    grad, value, out = attack_model(net).gradient(objective, x, y)    # forward and backward pass
-    with checked(net, x, y) as (model, x, y): ...                     # a CheckedModel
-
-An `AttackModel` may compute gradients and values in bf16. They are then approximate; `model(x)`
-stays exact. A `CheckedModel` gives the user's model copies of the images in a dtype that it takes.
-Its outputs must have one row per image and no NaN. `checked` restores buffers and random states.
+An `AttackModel` may compute gradients and values in bf16; `model(x)` stays exact. `checked` makes a
+`CheckedModel`, whose outputs must have one row per image and no NaN.
 """
 
 import random

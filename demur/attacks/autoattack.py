@@ -1,11 +1,7 @@
 """Attacks made of attacks: several in turn, one towards each wrong class, and AutoAttack.
 
-    Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-    AutoAttackEnsemble(Linf(8/255))                       # "standard", as RobustBench reports it
-
 Each part attacks the images on which no earlier one succeeded. AutoAttack (Croce and Hein 2020)
-returns an image without success unchanged. The result mixes clean images and adversarial examples,
-so AUROC and TPR-95 computed on it are artefacts.
+returns an image without success unchanged, so AUROC and TPR-95 of its result are artefacts.
 """
 
 from abc import ABC, abstractmethod

@@ -1,9 +1,5 @@
 """Attacks that read decisions only: no gradient, no score (HopSkipJump and RayS).
 
-    HopSkipJump(L2(0.5))                                 # Chen, Jordan and Wainwright 2020
-    RayS(Linf(8/255), queries=2000, criterion=AcceptedError(Con(), 0.7))     # Chen and Gu 2020
-    HopSkipJump(L2(0.5), any_distance=True)              # the closest success at any distance
-
 A query is one forward pass of one image, of which an attack learns whether the criterion holds. The
 searches start at a success far away. All images advance together, each with its own budget.
 """

@@ -1,9 +1,7 @@
 """PGD on a randomised model: expectation over its random draws (EOT, Athalye et al. 2018).
 
-    EOTPGD(Linf(8/255), restarts=4)
-
-Each step follows the mean gradient of several passes, which are draws. No image leaves at a lucky
-success: restarts are compared by their shares of successes in fresh passes.
+Each step follows the mean gradient of several passes. No image leaves at a lucky success: restarts
+are compared by their shares of successes in fresh passes.
 """
 
 import math

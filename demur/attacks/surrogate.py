@@ -1,8 +1,5 @@
 """Attacks with the gradients of another net: a student of the model's decisions, or a given net.
 
-    student = distil(model, Misclassified(), ball, x)
-    APGD(ball, objective=OutcomeMargin()).perturb(SurrogateGradients(model, student), x, y, index)
-
 Where the gradient of a model is zero, wrong or missing, a student that was trained on its decisions
 has a useful one (Papernot et al. 2017). Decisions and successes are always those of the model.
 """

@@ -1,10 +1,4 @@
-"""The verdict of an attack ensemble: counts with intervals, per image and as a small table.
-
-result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y)
-str(result)                         # a table of at most 80 columns
-result.attacked.accepted_wrong      # images that are misclassified and accepted
-result.to_json(), result.to_numpy()
-"""
+"""The verdict of an attack ensemble: counts with intervals, per image and as a small table."""
 
 import textwrap
 from collections import Counter

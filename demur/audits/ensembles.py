@@ -1,8 +1,5 @@
 """AutoAttack's Python interface (Croce and Hein 2020), for classifiers and rejecting models.
 
-    x_adv = AutoAttack(model, norm="Linf", eps=8/255).run_standard_evaluation(x, y)
-    result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y, bs=250)
-
 The attacks run one after the other, each on the images on which no earlier one succeeded. With
 `state_path` the progress is saved, and the same call resumes after an interruption.
 """

@@ -1,8 +1,5 @@
 """Checks of a foreign model: warnings before it is attacked, sanity checks afterwards.
 
-    for sentence in preflight_warnings(model, chain, x, y): ...
-    checks = foreign_checks(model, x, y, {"autoattack": (chain, x_adv)}, criterion)
-
 Besides the given attacks the sanity checks need plain PGD at eps, at eps/2 and at a radius where
 every image can be made grey: 60 gradient queries per image, of at most MOST_IMAGES images.
 """

@@ -1,8 +1,5 @@
 """The fast engine for any module: queries run on a checked copy, the module confirms successes.
 
-    x_adv = attack(model, APGD(Linf(8/255)), x, y)              # engine="auto"
-    with accelerated(checked_model, x, y, batch_size=250) as model: ...
-
 On a GPU the copy computes in bf16 and its queries are captured as CUDA graphs. On a CPU a short
 trial decides. A model that cannot be copied faithfully is attacked as it is, with one sentence.
 """

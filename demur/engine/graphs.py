@@ -1,11 +1,8 @@
 """CUDA graph capture and replay, the batch sizes that graphs are captured for, and their cache.
 
-    QueryGraphs(on_message)(copy.query, objective, "gradient", x, y)    # captured on first use
-
 A replay launches all kernels of a function with one call from the host, on the addresses of the
-capture, so it computes what the function computes, for inputs of the captured shapes. Attacks pad
-their batches to a few sizes (buckets), so that few graphs cover all batch sizes; in eval mode
-padding changes no other row.
+capture. Attacks pad their batches to a few sizes (buckets), so that few graphs cover all batch
+sizes; in eval mode padding changes no other row.
 """
 
 from collections import defaultdict

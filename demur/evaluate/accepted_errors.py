@@ -1,8 +1,5 @@
 """Accepted errors of the attacked rejector at every threshold, from worst-score records.
 
-    for entry in worst_cases(evaluation, loaded, records):
-        entry.row.points, entry.row.augrc     # accepted errors at TPR-95, 90, 80 and 60; their mean
-
 A worst-score record mixes wrong predictions of the highest score with clean images on which none
 was found, so that TPR and AUROC of the mixture mean nothing.
 """

@@ -1,9 +1,5 @@
 """Archive or pack a run: copy it without weights and images, so that it fits in a repository.
 
-    archive(loaded, Path("results/NAME"))       # outputs, and scores of fitted rejectors
-    archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
-    pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
-
 Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them;
 those of corruptions keep the named scores, Con only beside R-Con, and neither T-Con nor norms.
 """

@@ -1,8 +1,5 @@
 """Certificates: statistical guarantees about a rejector of a run, and retests of them on records.
 
-    certificate = issue(loaded, "R-Con", Risk(0.05))  # on clean cal images only
-    retest(certificate, score, record)                   # observed value beside the guarantee
-
 A certificate that was issued on adversarial examples is valid for that attack and radius only.
 """
 

@@ -1,9 +1,4 @@
-"""Attack against attack, rejector against rejector and net against net, paired by image.
-
-compare("digits-pgdat-rr", ["pgd-20", "adaptive"], "R-Con")[0].both
-compare("digits-pgdat-rr", "pgd-20", ["Con", "R-Con"])
-compare("digits-pgdat", "pgd-20", against="digits-pgdat-rr")
-"""
+"""Attack against attack, rejector against rejector and net against net, paired by image."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Run an attack on the net of a run and write the result as a record.
 
-    record = run_attack(LoadedRun(run, "cpu"), "pgd-20", PGD(Linf(0.15), steps=20))
-
 On a GPU the fast engine makes the adversarial examples. The net is evaluated on them at the end, in
 fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
 """

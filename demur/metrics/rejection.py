@@ -2,9 +2,6 @@
 
 `score` has one value per image, higher for images to accept and -inf for images never accepted;
 `correct` says whether the prediction is correct.
-
-    stats = paper_stats(score, correct)
-    f"accuracy {stats.accuracy:.1%} at coverage {stats.coverage:.1%}; AUROC {auroc(score, correct)}"
 """
 
 import math

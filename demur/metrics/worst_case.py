@@ -1,9 +1,5 @@
 """Accepted errors at every threshold, from the highest score of a wrong prediction per image.
 
-    case = WorstCase.of(clean_score, worst_score)     # worst_score: -inf where none was found
-    case.accepted_errors(0.5)                         # share of images wrong and accepted at 0.5
-    case.augrc                                        # mean of it over the clean scores
-
 The numbers are those of the attack that found the scores. A stronger attack can only raise them.
 """
 

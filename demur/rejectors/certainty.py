@@ -1,9 +1,7 @@
 """Certainty measures of an output (paper, section 3), and the loss that trains R-Con.
 
-    con(out), rcon(out), tcon(out, y)   # confidence, rectified confidence, true confidence
-
-Products and saturated softmaxes are computed in log space so that gradients do not vanish:
-log rcon = log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
+Products and saturated softmaxes are computed in log space so that gradients do not vanish: log rcon
+= log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
 """
 
 from typing import Literal

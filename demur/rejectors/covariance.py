@@ -1,11 +1,4 @@
-"""Rejectors fitted by the covariance of features: Gaussians per class, and virtual logits.
-
-GDA()                       # Lee et al. 2018 on one layer: one covariance for all classes
-GDAStar(), GMM()            # one per class; distance to the nearest or to the predicted class
-GMM(inverse="pseudo")       # ignores directions in which the class has no variance
-GDA(inverse="reference")    # the ridge of the paper's code, which is hardly one
-ViM()                       # Wang et al. 2022: energy minus a residual of the feature
-"""
+"""Rejectors fitted by the covariance of features: Gaussians per class, and virtual logits."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,8 +1,5 @@
 """Rejectors that see the images and query the net; consistency under small PGD steps.
 
-    CPR(radius=0.0055)              # the prediction survives ten steps away from it
-    Consistency(radius=4/255)       # the probability that it keeps, as a logit
-
 Attacks, records and guards read scores off an `Output`. `with_columns` therefore replaces each such
 rejector in a spec by an `ImageColumn`, and `ImageScoreModel` appends its values to the auxiliary
 output of the model.

@@ -1,7 +1,5 @@
 """JSON files of a run: their keys and types, checked whenever one is read; and provenance.
 
-metadata = read_metadata(run.path / "checkpoint.json", CHECKPOINT, remedy)
-
 Keys that a schema does not name are provenance and may hold anything.
 """
 

@@ -1,10 +1,5 @@
 """A record: the net's output for every image of one attack, and the metadata of that attack.
 
-    record.output             # logits, features and aux as an Output
-    record.correct            # N, bool
-    record.metadata["spec"]   # the attack as text
-    run.records().to_pandas() # one table, a line per image and record
-
 An attack takes hours and scoring takes seconds, so rejectors, metrics and figures read records.
 """
 

@@ -1,10 +1,7 @@
 """The base class of objectives, and those of the class logits: any wrong class, or a target.
 
-    UntargetedMargin()    # largest wrong logit - true logit
-    GAMA(), KL()          # compare the output with an earlier one
-
 An attack calls `prepare` once per restart, `at_step` once per step. State tensors have one row per
-image, so that images can leave. `MultiTarget` provides the class of `TargetedMargin` and the like.
+image, so that images can leave. `MultiTarget` provides the class of targeted objectives.
 """
 
 from abc import ABC, abstractmethod
