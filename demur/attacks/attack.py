@@ -118,14 +118,9 @@ class Attack(Spec, ABC):
         return x_adv
 
     def perturb(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0,
         target: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return adversarial examples without checks; arguments as in `__call__`.
 
         Args:

@@ -426,14 +426,7 @@ class RejectAutoAttackEnsemble(Ensemble):
 
 @dataclass(frozen=True)
 class ForceRejectionEnsemble(Ensemble):
-    """Auto-PGD and Square on the accept margin, until the model rejects the input.
-
-    Args:
-        ball: Linf, L2 or L1.
-        criterion: The success criterion.
-        restarts: The restarts of Auto-PGD.
-        seed: The seed of all random numbers.
-    """
+    """Auto-PGD with `restarts`, and Square, on the accept margin until the model rejects."""
 
     ball: Ball
     criterion: Rejected

@@ -287,15 +287,8 @@ class RayS(DecisionAttack):
 
     A direction is one sign per pixel. A block of it stays flipped if the image is then a success
     at a smaller distance, which is bisected. The blocks halve down to single pixels; then the
-    search repeats. Unlike in the paper it starts at the closest of several directions.
-
-    Args:
-        ball: Linf; another ball raises BadInput.
-        queries: The most forward passes of an image, over all restarts.
-        restarts: As of `HopSkipJump`.
-        any_distance: As of `HopSkipJump`.
-        criterion: The success criterion, of which the attack sees only whether it holds.
-        seed: The seed of all random numbers.
+    search repeats. Unlike in the paper it starts at the closest of several directions. The fields
+    are those of `HopSkipJump`; a ball other than Linf raises BadInput.
 
     Example:
         >>> import torch

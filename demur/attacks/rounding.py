@@ -91,15 +91,9 @@ def rounding_margins(
 
 
 def confirmed_outward(
-    success: SuccessMargins,
-    model: Model,
-    x: Tensor,
-    x_adv: Tensor,
-    needed: Tensor,
-    y: Tensor,
-    *target: Tensor,
-    inside: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+    success: SuccessMargins, model: Model, x: Tensor, x_adv: Tensor, needed: Tensor, y: Tensor,
+    *target: Tensor, inside: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return examples that succeed in every pass, and for which images there is one, N, bool.
 
     An example moves outward by the first step of LADDER at which it has the margins `needed`, N, M,

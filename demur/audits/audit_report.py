@@ -198,8 +198,6 @@ class AuditReport:
         """
         save(self, path)
 
-    save_html = save
-
 
 class ForcedRejections(EnsembleEvaluation):
     """The attack ensemble that makes a rejector reject."""

@@ -207,10 +207,7 @@ class EnsembleResult:
         if self.passes > 1:
             shares = (self.kinds.cpu().numpy() / self.passes).T
             arrays |= {f"{kind}_share": share for kind, share in zip(KINDS, shares, strict=True)}
-        rows = np.empty(len(self.y), [(name, array.dtype) for name, array in arrays.items()])
-        for name, array in arrays.items():
-            rows[name] = array
-        return rows
+        return np.rec.fromarrays([*arrays.values()], names=[*arrays])
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""

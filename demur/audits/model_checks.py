@@ -176,15 +176,10 @@ def zero_score_gradients(
 
 
 def foreign_checks(
-    model: CheckedModel,
-    x: Tensor,
-    y: Tensor,
-    attacked: Mapping[str, tuple[Attack, Tensor]],
-    before: Tensor,
-    criterion: RuleCriterion | None = None,
-    bs: int = 250,
+    model: CheckedModel, x: Tensor, y: Tensor, attacked: Mapping[str, tuple[Attack, Tensor]],
+    before: Tensor, criterion: RuleCriterion | None = None, bs: int = 250,
     masking: Sequence[CheckResult] | None = None,
-) -> tuple[list[CheckResult], list[tuple[str, int, int]]]:
+) -> tuple[list[CheckResult], list[tuple[str, int, int]]]:  # fmt: skip
     """Return every check, and radius, correct images and all images of plain PGD.
 
     `attacked` holds attacks and their adversarial examples by name, `before` the predictions for

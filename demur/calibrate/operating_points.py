@@ -58,9 +58,6 @@ class Coverage(Spec, Guarantee):
     If the gate of a coupled score rejects too many by itself, the threshold is the lowest score
     that passes the gate.
 
-    Args:
-        level: The coverage, in [0, 1].
-
     Example:
         >>> import numpy as np
         >>> from demur import Coverage

@@ -88,13 +88,9 @@ class FrozenModule(CopyModel):
 
 
 def attack(
-    model: Model,
-    attack: Attack,
-    x: Tensor,
-    y: Tensor,
-    engine: str = "auto",
+    model: Model, attack: Attack, x: Tensor, y: Tensor, engine: str = "auto",
     on_message: MessageCallback = lambda sentence: None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return adversarial examples of an attack on any model, with the fast engine if it can.
 
     `attack(model, x, y)` of the attack itself is the same with engine="plain".
@@ -141,13 +137,9 @@ def check_model_engine(name: str) -> None:
 
 @contextmanager
 def accelerated(
-    model: CheckedModel,
-    x: Tensor,
-    y: Tensor,
-    batch_size: int,
-    engine: str = "auto",
+    model: CheckedModel, x: Tensor, y: Tensor, batch_size: int, engine: str = "auto",
     on_message: MessageCallback = lambda sentence: None,
-) -> Iterator[CheckedModel]:
+) -> Iterator[CheckedModel]:  # fmt: skip
     """Yield the model as attacks should query it, or the model itself for engine="plain".
 
     The first images test the copy; `batch_size` is the largest one of the attacks. Inside the block

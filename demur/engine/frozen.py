@@ -74,13 +74,9 @@ class FrozenModel(nn.Module, CopyModel):
     """
 
     def __init__(
-        self,
-        net: RejectingNet,
-        precision: Precision,
-        compiler: Compiler = "inductor",
-        fixed: int | None = None,
-        on_message: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
+        self, net: RejectingNet, precision: Precision, compiler: Compiler = "inductor",
+        fixed: int | None = None, on_message: Callable[[str], None] = lambda sentence: None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.exact = precision in ("fp32", "fp64")  # `forward` is exact in eval mode anyway
         self.precision, self.compiler = precision, compiler

@@ -54,13 +54,9 @@ class FusedBatchNorm:
     """
 
     def __init__(
-        self,
-        source: nn.BatchNorm2d,
-        momentum_norm: nn.BatchNorm2d,
-        sums: Tensor,
-        train: bool,
+        self, source: nn.BatchNorm2d, momentum_norm: nn.BatchNorm2d, sums: Tensor, train: bool,
         learn: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.source, self.momentum_norm, self.train, self.learn = (
             source, momentum_norm, train, learn,
         )  # fmt: skip
@@ -208,13 +204,9 @@ def _rows(maps: Tensor) -> Tensor:
 class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor | None,
-        weight: Any,
-        bias: Any,
+        ctx: Any, a: Tensor, b: Tensor | None, weight: Any, bias: Any,
         norm: FusedBatchNorm | FusedAffine,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         total, active, ctx.saved = norm.forward(_rows(a), None if b is None else _rows(b))
         ctx.norm, ctx.added = norm, b is not None
         ctx.set_materialize_grads(False)

@@ -46,13 +46,10 @@ class ArchiveKeepsLess(BadInput):
 
 
 def archive(
-    loaded: LoadedRun,
-    target: Path,
-    only: Sequence[str] = (),
-    on_progress: Callable[[int, int], None] = ignore,
-    again: bool = False,
+    loaded: LoadedRun, target: Path, only: Sequence[str] = (),
+    on_progress: Callable[[int, int], None] = ignore, again: bool = False,
     sign: str | Path | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Write the archive of a run, and return it as a run without weights.
 
     `only` names rejectors: records are then scores-only, with these, Con and T-Con; those of

@@ -83,13 +83,9 @@ class Retest(JsonFields):
 
 
 def issue(
-    loaded: LoadedRun,
-    name: AnyName,
-    guarantee: Guarantee,
-    confidence: float | None = None,
-    label: str = "clean",
-    attack: Attack = Clean(),
-) -> IssuedCertificate:
+    loaded: LoadedRun, name: AnyName, guarantee: Guarantee, confidence: float | None = None,
+    label: str = "clean", attack: Attack = Clean(),
+) -> IssuedCertificate:  # fmt: skip
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
     The rejector is given by its name in the recipe, a spec as text, a class or an instance. The

@@ -57,13 +57,9 @@ class PairedCounts(NamedTuple):
 
 
 def compare(
-    run: AnyRun,
-    attacks: str | Sequence[str],
-    rejectors: AnyName | Sequence[AnyName] = (),
-    against: AnyRun | None = None,
-    tpr: float = 0.95,
-    split: str = "test",
-) -> list[PairedCounts]:
+    run: AnyRun, attacks: str | Sequence[str], rejectors: AnyName | Sequence[AnyName] = (),
+    against: AnyRun | None = None, tpr: float = 0.95, split: str = "test",
+) -> list[PairedCounts]:  # fmt: skip
     """Compare two attacks, two rejectors or two nets on the same images, from stored records.
 
     Args:

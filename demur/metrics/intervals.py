@@ -1,11 +1,6 @@
-"""Confidence intervals: Wilson, bootstrap, and paired differences, over shared resamples.
-
-wilson(380, 400)                      # of a share
-bootstrap(auroc, score, correct)      # of any statistic, over resamples of the images
-"""
+"""Confidence intervals: Wilson, and paired differences over shared resamples of the images."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -19,10 +14,8 @@ from demur.metrics.checks import (
     BoolArray,
     FloatArray,
     as_decimal,
-    check_shape,
     check_share,
     flags,
-    same_length,
     scored_pair,
 )
 
@@ -60,30 +53,6 @@ def wilson(k: float, n: int, level: float = 0.95) -> Interval:
     half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
     # for k = 0 and k = n the ends are exactly 0 and 1, which rounding would miss
     return Interval(centre - half if k > 0 else 0.0, centre + half if k < n else 1.0)
-
-
-def bootstrap(
-    statistic: Callable[..., float],
-    *arrays: ArrayLike,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of statistic(*arrays) over resamples of the images.
-
-    All arrays are resampled with the same indices.
-    """
-    samples = {f"array {i}": np.asarray(array) for i, array in enumerate(arrays, 1)}
-    if not samples or resamples < 1:
-        raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
-    for name, sample in samples.items():
-        check_shape(sample, name)
-    n, generator = same_length(**samples), np.random.default_rng(seed)
-    drawn = (generator.integers(n, size=n) for _ in range(resamples))
-    values = np.array([statistic(*(one[rows] for one in samples.values())) for rows in drawn])
-    if np.isnan(values).any():
-        raise BadInput("the statistic is NaN on a resample; use one defined for every resample")
-    return percentiles(values, level)
 
 
 def resampled_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:

@@ -123,13 +123,9 @@ def log_certainty(
 
 
 def rr_loss_per_image(
-    out: Output,
-    y: Tensor,
-    target: Tensor,
-    construction: Construction = "product",
-    rr_loss: RRLossKind = "bce",
-    tau: float = 1.0,
-) -> Tensor:
+    out: Output, y: Tensor, target: Tensor, construction: Construction = "product",
+    rr_loss: RRLossKind = "bce", tau: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Loss between r = R-Con and the target t = T-Con, N.
 
     "bce":      -t log r - (1 - t) log(1 - r)  (Eq. 7), minimised by the mean of t

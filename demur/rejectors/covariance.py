@@ -125,11 +125,7 @@ class GDAStar(ByClass):
 
         score = -min_c (z - mu_c)^T S_c^-1 (z - mu_c)
 
-    Args:
-        inverse: "ridge" adds a multiple of the identity to S_c; "pseudo": pseudo-inverse.
-            "reference" adds 1e-10 / N.
-        ridge: The multiple, relative to the mean variance.
-        log_det: Subtract log det S_c, so that the score is a log density.
+    `inverse` and `ridge` are those of `GDA`; `log_det` subtracts log det S_c.
 
     Example:
         >>> import torch
@@ -150,11 +146,7 @@ class GMM(ByClass):
 
     The name is the paper's. It is one Gaussian per class, not a mixture.
 
-    Args:
-        inverse: "ridge" adds a multiple of the identity to S_k; "pseudo": pseudo-inverse.
-            "reference" adds 1e-10 / N.
-        ridge: The multiple, relative to the mean variance.
-        log_det: Subtract log det S_k, so that the score is a log density.
+    `inverse` and `ridge` are those of `GDA`; `log_det` subtracts log det S_k.
 
     Example:
         >>> import torch

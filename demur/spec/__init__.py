@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -182,17 +182,15 @@ def _canonical(value: Any, versions: Mapping[type[Spec], int] = MappingProxyType
             f for f in fields(value) if f.metadata.get("neutral", MISSING) != getattr(value, f.name)
             and f.metadata.get("since", 1) <= version
         ]  # fmt: skip
-        named = ((f.name, _first_name(f, getattr(value, f.name))) for f in counted)
-        inside = [f"{name}={_canonical(one, versions)}" for name, one in named]
+        inside = []
+        for f in counted:
+            held, names = getattr(value, f.name), f.metadata.get("renamed", {}).items()
+            held = next((old for old, new in names if new == held), held)  # of the first digest
+            inside.append(f"{f.name}={_canonical(held, versions)}")
         return f"{type(value).__name__}.{version}({','.join(sorted(inside))})"
     if isinstance(value, tuple):
         return f"({','.join(_canonical(v, versions) for v in value)})"
     return repr(value)
-
-
-def _first_name(f: "Field[Any]", value: Any) -> Any:
-    """Return the value as it was called when the first digest was made."""
-    return next((old for old, new in f.metadata.get("renamed", {}).items() if new == value), value)
 
 
 def differences(asked: Spec, found: Spec) -> list[str]:
