@@ -123,9 +123,7 @@ class Attack(Spec, ABC):
     ) -> Tensor:  # fmt: skip
         """Return adversarial examples without checks; arguments as in `__call__`.
 
-        Args:
-            stream: Selects independent noise, for instance for each training step.
-            target: A wrong class for each image, N, for targeted objectives.
+        `stream` selects independent noise, and `target` is a wrong class for each image, N.
         """
         with deferred_checks():
             attack, model = on_outputs(self, model)

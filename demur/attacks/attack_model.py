@@ -49,15 +49,10 @@ class AttackModel(ABC):
     `attack_model` makes one from any callable. A class that computes gradients in its own way
     inherits from this one (after nn.Module, if from both) and overrides `gradient`; the other
     methods have defaults.
-
-    Attributes:
-        exact: whether `gradient` and `value` have the precision of `model(x)`.
-        verify_every: steps between verifications of candidate successes of an inexact model. On a
-            GPU each verification makes the host wait.
     """
 
-    exact: bool = True
-    verify_every: int = 10
+    exact: bool = True  # whether `gradient` and `value` have the precision of `model(x)`
+    verify_every: int = 10  # steps between verifications, each of which makes the host wait
 
     @abstractmethod
     def __call__(self, x: Tensor, /) -> Output | Tensor:

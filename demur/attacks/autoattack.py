@@ -353,12 +353,9 @@ class AutoAttackEnsemble(Ensemble):
 class RejectAutoAttackEnsemble(Ensemble):
     """Attacks that look for wrong and accepted predictions; see `demur.RejectAutoAttack`.
 
-    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only a
-    wrong and accepted prediction is a success, and every other image is attacked. The rejector of
-    the criterion may be one score or a coupled pair.
-
-    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard"
-    adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
+    Only a wrong and accepted prediction is a success, and every other image is attacked. "fast"
+    runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard" adds
+    Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
     randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on `SuccessProbability`,
     untargeted and targeted. "black-box" is Square and the attacks that read decisions only.
 

@@ -117,12 +117,9 @@ class EnsembleEvaluation:
         """Return adversarial examples for all images, N, C, H, W.
 
         An image on which no attack succeeds is returned unchanged, unless the chain ranks tries.
-        `evaluate` returns the counts, too.
+        `evaluate` returns the counts, too; arguments that are not listed are as there.
 
         Args:
-            x_orig: Images, N, C, H, W, in [0, 1].
-            y_orig: True labels, N, int64.
-            bs: Batch size.
             return_labels: Return the predicted labels of the adversarial examples as well.
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.

@@ -97,9 +97,6 @@ class Bucket(NamedTuple):
 class BatchBuckets:
     """Choose buckets for batches of at most `largest` images, for each kind of work separately.
 
-        buckets = BatchBuckets(1024, tune_later=True)
-        buckets.bucket_for(key, 477)    # size 512, untuned; later size 480, tuned
-
     A tuned graph (tight size, cuDNN benchmark) is slow to capture; padding and untuned kernels are
     slow to replay. With `tune_later`, capture a tuned graph only after padding has wasted as much
     time as the capture costs (the ski-rental rule: at most twice the optimum). Without it every

@@ -7,7 +7,7 @@ slower on some without.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,9 +38,6 @@ class EnginePlan:
         if stored is None or stored["engine"] != self.engine:
             return self
         return replace(self, precision=stored["precision"], channels_last=stored["channels_last"])
-
-    def metadata(self) -> dict[str, str | bool]:
-        return asdict(self)
 
 
 def check_engine(name: str) -> str:

@@ -10,16 +10,14 @@ from demur.evaluate.score import (
     ORACLE,
     PROTOCOLS,
     Protocol,
-    Ranking,
     RejectorEvaluation,
     Row,
     ScoredRecord,
-    Summary,
 )
 
 __all__ = [
     "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun",
-    "PairedCounts", "Protocol", "Ranking", "RecordOptions", "RejectorEvaluation", "Row",
-    "ScoredRecord", "StoredScore", "Summary", "accepted", "archive", "compare", "pack",
+    "PairedCounts", "Protocol", "RecordOptions", "RejectorEvaluation", "Row",
+    "ScoredRecord", "StoredScore", "accepted", "archive", "compare", "pack",
     "paired_shares", "resolve_thresholds", "run_attack", "tcon_of", "values",
 ]  # fmt: skip

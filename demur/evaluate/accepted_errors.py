@@ -101,10 +101,7 @@ def aimed_rejector(record: Record) -> str:
 def under_attack(
     rejector: Rejector, score: Score, attacked: Record, clean: Record
 ) -> dict[str, Any]:
-    """Arguments of `certify_threshold` for a worst-score record of clean images.
-
-    Raises BadInput unless the record attacks this rejector.
-    """
+    """Arguments of `certify_threshold` for a worst-score record that attacks this rejector."""
     text = show(rejector, full=True)
     if aimed_rejector(attacked) != text:
         raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")

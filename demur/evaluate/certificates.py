@@ -88,9 +88,8 @@ def issue(
 ) -> IssuedCertificate:  # fmt: skip
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
-    The rejector is given by its name in the recipe, a spec as text, a class or an instance. The
-    certificate is valid under the attack only; `label` is its name. None as the confidence takes
-    the guarantee's own. Uncertified is raised if no threshold gives the guarantee.
+    It is valid under the attack only, whose name is `label`. None as the confidence takes the
+    guarantee's own. Uncertified is raised if no threshold gives the guarantee.
     """
     ((name, rejector),) = rejectors_named(name, loaded.run.recipe).items()
     rejector = loaded.fitted(rejector)

@@ -10,7 +10,6 @@ from demur.metrics.intervals import (
     wilson,
 )
 from demur.metrics.rejection import (
-    Curve,
     OperatingStats,
     accuracy,
     augrc,
@@ -32,7 +31,7 @@ from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
 from demur.metrics.worst_case import WorstCase
 
 __all__ = [
-    "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
+    "BoolArray", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
     "WorstCase", "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval",
     "coverage_at_risk", "eaurc", "ece", "fpr_at_tpr", "paper_stats",
     "paper_threshold", "percentiles", "resampled_difference", "risk_at_coverage",

@@ -76,16 +76,12 @@ def percentiles(values: FloatArray, level: float) -> Interval:
 class Resamples:
     """How often each image occurs in each resample.
 
-    Scores are sorted once; a resample only changes how often each image counts. A threshold is
-    searched near that of the whole sample, and sums over all other images are one matrix
-    product.
-
-    Metrics take `copies` values per image, those of all images once, then again: an image is drawn
-    with all of its copies.
+    Scores are sorted once. A threshold is searched near that of the whole sample, and sums over all
+    other images are one matrix product.
     """
 
     counts: CountArray  # images, resamples
-    copies: int = 1
+    copies: int = 1  # values per image: those of all images once, then again
 
     @staticmethod
     @lru_cache(maxsize=2)

@@ -238,7 +238,7 @@ class Training:
         write_metrics(self.run, state)
         start = time.monotonic()
         if start >= self.next_save and state.epoch < self.recipe.epochs:
-            save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
+            save_state(self.run, state, self.train_state.tensors(), self.best, vars(self.plan))
             self.saved_epoch, end = state.epoch, time.monotonic()
             self.next_save = end + (end - start) / SAVE_TIME_SHARE
         self.logs.write(state.lines)
@@ -266,7 +266,7 @@ class Training:
             "seed": self.recipe.seed,
             "processes": self.world.size,
             **({} if self.base is None else {"base_weights": self.base.checkpoint["weights"]}),
-            **self.plan.metadata(),
+            **vars(self.plan),
             **provenance(self.fit.y.device),
         }
 

@@ -66,13 +66,7 @@ class Objective(Spec, ABC):
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """Return one value per image, N.
-
-        Args:
-            out: The output of the model.
-            y: True labels, N.
-            *inputs: The tensors that `at_step` returns, `n_inputs` of them.
-        """
+        """Return one value per image, N; `inputs` are the tensors that `at_step` returns."""
 
     @property
     def parts(self) -> tuple["Objective", ...]:
