@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from demur.errors import BadInput
-from demur.metrics.checks import (
-    BoolArray,
-    FloatArray,
-    as_decimal,
-    check_share,
-    flags,
-    scored_pair,
-)
+from demur.metrics.checks import BoolArray, FloatArray, as_decimal, check_share, flags, scored_pair
 
 RESAMPLES = 500
 BLOCK_SIZE = 200_000  # entries of one array that fits into the processor's cache

@@ -29,7 +29,8 @@ class Conv3x3(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_small_matrix(x):
             return self._matrix_product(x)
-        if _needs_cpu_input_gradient(x):
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if on_cpu and torch.is_grad_enabled() and x.requires_grad:
             out: Tensor = _Convolution.apply(x, self.weight, self.stride[0], self.frozen_weight)  # type: ignore[no-untyped-call]
             return out
         if x.is_cuda and self.in_channels < MIN_CHANNELS and self.stride == (1, 1):
@@ -75,11 +76,6 @@ def conv1x1_matmul(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor
     """Return a 1x1 convolution, computed as a matrix product."""
     pixels = x[:, :, :: stride[0], :: stride[1]].movedim(1, -1)  # N, H, W, C
     return (pixels @ weight[:, :, 0, 0].t()).movedim(-1, 1)
-
-
-def _needs_cpu_input_gradient(x: Tensor) -> bool:
-    needs_gradient = torch.is_grad_enabled() and x.requires_grad
-    return needs_gradient and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 class _Convolution(torch.autograd.Function):
