@@ -207,7 +207,8 @@ class EnsembleResult:
         if self.passes > 1:
             shares = (self.kinds.cpu().numpy() / self.passes).T
             arrays |= {f"{kind}_share": share for kind, share in zip(KINDS, shares, strict=True)}
-        return np.rec.fromarrays([*arrays.values()], names=[*arrays])
+        dtype = np.dtype([(name, array.dtype) for name, array in arrays.items()])
+        return np.rec.fromarrays([*arrays.values()], dtype)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
