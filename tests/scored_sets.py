@@ -1,12 +1,15 @@
 """Scores with right and wrong answers to test metrics on: tied, spread, with -inf, and made up."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from demur.metrics import BoolArray, FloatArray
+from demur.metrics import BoolArray, FloatArray, Interval, percentiles
 from tests.samples import examples
 
 INF = math.inf
@@ -34,3 +37,10 @@ def images(n: int, seed: int = 0, step: float = 0.0) -> Set:
     score = generator.normal(size=n)
     correct = generator.random(n) < 1 / (1 + np.exp(-2 * score))
     return (np.round(score / step) * step if step else score), correct
+
+
+def bootstrap(statistic: Callable[..., float], *arrays: NDArray[Any], resamples: int) -> Interval:
+    """Percentile interval of a statistic over resamples of the images."""
+    generator, n = np.random.default_rng(0), len(arrays[0])
+    drawn = (generator.integers(n, size=n) for _ in range(resamples))
+    return percentiles(np.array([statistic(*(a[rows] for a in arrays)) for rows in drawn]), 0.95)

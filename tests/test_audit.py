@@ -363,5 +363,5 @@ class TestCommand:
 
 def test_a_page_holds_no_markup_of_a_name(report: AuditReport, tmp_path: Path) -> None:
     for name in MARKUP:
-        replace(report, model=name, rule=name, warnings=(name,)).save_html(tmp_path / "audit.html")
+        replace(report, model=name, rule=name, warnings=(name,)).save(tmp_path / "audit.html")
         assert not Tags((tmp_path / "audit.html").read_text()).handlers

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from demur import metrics
 from demur.metrics import Resamples
+from tests.scored_sets import bootstrap
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -27,10 +28,10 @@ def random_scores(seed: int, n: int, ties: bool = False) -> tuple[Floats, Floats
 def test_intervals_are_close_to_the_bootstrap(ties: bool) -> None:
     one, other, correct = random_scores(0, 3000, ties)
     closed_form = metrics.auroc_interval(one, correct)
-    bootstrapped = metrics.bootstrap(metrics.auroc, one, correct, resamples=400)
+    bootstrapped = bootstrap(metrics.auroc, one, correct, resamples=400)
     assert np.allclose(closed_form, bootstrapped, atol=0.004)
     gap = metrics.auroc_difference(one, other, correct)
-    again = metrics.bootstrap(
+    again = bootstrap(
         lambda a, b, c: metrics.auroc(a, c) - metrics.auroc(b, c),
         one, other, correct, resamples=400,
     )  # fmt: skip
@@ -81,7 +82,7 @@ def test_the_interval_of_a_perfect_ranking_is_not_a_point() -> None:
 @pytest.mark.parametrize("ties", [False, True])
 def test_shared_resamples_equal_the_plain_bootstrap(ties: bool) -> None:
     one, _, correct = random_scores(3, 300, ties)
-    expected = metrics.bootstrap(
+    expected = bootstrap(
         lambda s, c: metrics.paper_stats(s, c).accuracy, one, correct, resamples=200
     )
     accuracies = Resamples.of(300, 200).paper_accuracies(one, correct, 0.95)

@@ -13,7 +13,6 @@ import engine_check
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.data import Images
-from demur.distributed import ProcessGroup
 from demur.engine import EnginePlan, FrozenModel, choose_plan, plan
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
@@ -277,10 +276,8 @@ def test_trial_measures_a_real_net() -> None:
 def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
 
-    def chosen(
-        name: str, spec: Recipe, world: ProcessGroup = ProcessGroup(), sync_bn: bool = False
-    ) -> EnginePlan:
-        return choose_plan(name, spec, CPU, world, sync_bn, messages.append)
+    def chosen(name: str, spec: Recipe) -> EnginePlan:
+        return choose_plan(name, spec, CPU, messages.append)
 
     spec = replace(rr(), precision="fp32")
     bf16 = replace(spec, precision="bf16")
@@ -291,8 +288,6 @@ def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not messages
     assert chosen("auto", bf16) == EnginePlan("fast", "fp32", channels_last=True)
     assert messages == ["bf16 is not faster on this CPU; computing in fp32"]
-    assert chosen("auto", spec, ProcessGroup(1, 2), sync_bn=True).sync_bn
-    assert not chosen("auto", spec, ProcessGroup(1, 2)).sync_bn
     with pytest.raises(BadInput, match="no engine is called 'fsat'; did you mean fast"):
         chosen("fsat", spec)
 

@@ -30,14 +30,11 @@ from demur.methods import (
     LabelledOutput,
     Method,
     NoHead,
-    SNet,
     Standard,
 )  # fmt: skip
 from demur.nets import RejectingNet, ResNet8
 from demur.output import Output, prediction
-from demur.recipes import RECIPES
 from demur.spec import show
-from demur.training import check_divisible
 
 KL_PGD = PGD(Linf(0.1), steps=2, start="near", objective=KL())
 CCAT_PGD = PGD(
@@ -249,12 +246,6 @@ def test_bad_head_only_subsets_raise(head: Head, head_only: float, message: str)
 # ------------------------------------------------------------------ split batches
 
 
-BATCH_STATISTIC_METHODS = tuple(
-    Method(Standard(), head)
-    for head in (EBD(m_in=3.0, m_out=2.0), SNet(coverage=1.0), CARL(grad_penalty=1.0))
-)
-
-
 def gap_to_halves(method: Method, images: Images) -> float:
     """Difference between the loss of a batch and the mean loss of its halves."""
     net = ResNet8(4).build(Digits().domain, method.head).double().eval()  # no batch statistics
@@ -268,26 +259,9 @@ def gap_to_halves(method: Method, images: Images) -> float:
     return abs((whole - (first + second) / 2).item())
 
 
-PER_IMAGE_METHODS = [method for pair in pairs() if (method := Method(*pair)).is_mean_over_images]
+PER_IMAGE_METHODS = [Method(PGDAT(), head) for head in (NoHead(), RR(), ATRO())]
 
 
 @pytest.mark.parametrize("method", PER_IMAGE_METHODS, ids=show)
 def test_a_mean_over_images_is_the_mean_of_its_halves(method: Method, test_images: Images) -> None:
     assert gap_to_halves(method, test_images) < 1e-9
-
-
-@pytest.mark.parametrize("method", BATCH_STATISTIC_METHODS, ids=show)
-def test_a_loss_with_batch_statistics_is_not_the_mean_of_its_halves(
-    method: Method, test_images: Images
-) -> None:
-    assert not method.is_mean_over_images
-    assert gap_to_halves(method, test_images) > 1e-6
-
-
-@pytest.mark.parametrize("name", ["digits-pgdat-snet", "digits-pgdat-ebd", "digits-ccat-rr"])
-def test_losses_with_batch_statistics_raise_for_several_processes_with_sync_bn(name: str) -> None:
-    with pytest.raises(BadInput, match="leave out --sync-bn if that is meant"):
-        check_divisible(RECIPES[name], 2, sync_bn=True)
-    check_divisible(RECIPES[name], 2, sync_bn=False)
-    check_divisible(RECIPES[name], 1, sync_bn=True)
-    check_divisible(RECIPES["digits-pgdat-rr"], 2, sync_bn=True)

@@ -288,8 +288,6 @@ class TestBadInput:
     def test_bad_levels_raise(self, level: float) -> None:
         with pytest.raises(BadInput, match="level is"):
             metrics.wilson(1, 2, level)
-        with pytest.raises(BadInput, match="level is"):
-            metrics.bootstrap(metrics.accuracy, [0, 1], level=level, resamples=2)
 
     @pytest.mark.parametrize(("k", "n"), [(-1, 2), (3, 2), (0, -1)])
     def test_impossible_counts_raise(self, k: int, n: int) -> None:
@@ -311,20 +309,8 @@ class TestBadInput:
         with pytest.raises(BadInput, match="accepted 1, correct 2"):
             metrics.stats_of_verdicts([True], [True, False])
 
-    def test_bad_bootstraps_raise(self) -> None:
-        with pytest.raises(BadInput, match="at least one"):
-            metrics.bootstrap(metrics.accuracy)
-        with pytest.raises(BadInput, match="at least one"):
-            metrics.bootstrap(metrics.accuracy, [0, 1], resamples=0)
-        with pytest.raises(BadInput, match="array 1 2, array 2 3"):
-            metrics.bootstrap(metrics.auroc, [0, 1], [0, 1, 1])
-        with pytest.raises(BadInput, match="NaN on a resample"):
-            metrics.bootstrap(lambda _: math.nan, [0, 1], resamples=2)
-
     @pytest.mark.parametrize("correct", [0, 1])
     @pytest.mark.parametrize("score", [-INF, 0.5])
     def test_one_image_gives_finite_results(self, score: float, correct: int) -> None:
         for statistic in (metrics.auroc, metrics.aurc, metrics.eaurc, metrics.augrc):
             assert 0 <= statistic([score], [correct]) <= 1
-        found = metrics.bootstrap(metrics.auroc, [score], [correct], resamples=5)
-        assert found == (0.5, 0.5)

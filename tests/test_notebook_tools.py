@@ -37,22 +37,20 @@ def test_a_table_has_every_score_that_needs_no_fitting(scored_source: LoadedRun)
     assert "KD" not in table.columns
 
 
-def test_a_table_of_an_archive_reads_stored_scores_and_converts_to_arrow() -> None:
+def test_a_table_of_an_archive_reads_stored_scores() -> None:
     records = Run(ARCHIVE).records("test")
-    arrow = records.to_arrow()
-    assert {"attack", "index", "y", "correct", "Con", "R-Con", "T-Con"} <= set(arrow.column_names)
-    assert "predicted" not in arrow.column_names
-    first = arrow.column("R-Con").to_numpy()[: len(records[0].y)]
+    table = records.to_pandas()
+    assert {"attack", "index", "y", "correct", "Con", "R-Con", "T-Con"} <= set(table.columns)
+    assert "predicted" not in table.columns
+    first = table["R-Con"].to_numpy()[: len(records[0].y)]
     assert np.array_equal(first, records[0].stored_scores["RCon(tau=1.0)"].double().numpy())
 
 
-@pytest.mark.parametrize("name", ["pandas", "pyarrow"])
-def test_a_missing_extra_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
+def test_a_missing_extra_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
     records = Run(ARCHIVE).records("test")
-    convert = records.to_pandas if name == "pandas" else records.to_arrow
-    with pytest.raises(BadInput, match=rf"this needs {name}; .*demur\[notebook\]"):
-        convert()
+    with pytest.raises(BadInput, match=r"this needs pandas; .*demur\[notebook\]"):
+        records.to_pandas()
 
 
 def test_plots_draw_the_figures_of_the_metrics() -> None:

@@ -243,7 +243,7 @@ class TestResult:
         share = 100 * report.accepted_errors.attacked.share("accepted_wrong")
         assert f"{share:.1f}%" in str(report)
         assert f"means over {PASSES} passes" in " ".join(str(report).split())
-        report.save_html(tmp_path / "audit.html")
+        report.save(tmp_path / "audit.html")
         page = (tmp_path / "audit.html").read_text()
         assert f"{share:.1f}%" in page
         assert f"means over {PASSES} passes" in page

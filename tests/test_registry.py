@@ -26,7 +26,7 @@ from demur.output import ACCEPT, label_entry, log_probabilities, mask_label, pre
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, attack, recipe
 from demur.rejectors import REJECTORS, Rectifier
 from demur.rejectors.output_scores import LogitScore
-from demur.sanity.evidence import weaker
+from demur.sanity.comparisons import weaker
 from demur.spec import Spec, read, show
 from tests import test_attacks, test_methods, test_rejectors
 from tests.conftest import Command

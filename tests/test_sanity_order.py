@@ -21,12 +21,8 @@ from demur.attacks import (
 from demur.attacks.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.rejectors import RCon
-from demur.sanity.comparisons import BEATEN
-from demur.sanity.evidence import (
-    targeted_rules,
-    weaker,
-    weaker_against,
-)
+from demur.sanity.comparisons import BEATEN, weaker, weaker_against
+from demur.sanity.evidence import targeted_rules
 from tests.test_sanity import (
     ADAPTIVE,
     BOUND,

@@ -1,11 +1,8 @@
 """Auto-PGD: gradient ascent with momentum and adaptive step size (Croce and Hein 2020).
 
-    APGD(Linf(8/255), objective=DLR())
-
-At checkpoints the step size of an image is halved if its objective rose in too few steps or its
-best value did not improve. The image then restarts from its best iterate. Unlike in the authors'
-code an image leaves at its first success, and its noise does not depend on the batch. In L1 (Croce
-and Hein 2021) steps are sparse and without momentum, and the first ones leave the ball.
+Unlike in the authors' code an image leaves at its first success, and its noise does not depend on
+the batch. In L1 (Croce and Hein 2021) steps are sparse and without momentum, and the first ones
+leave the ball.
 """
 
 from dataclasses import dataclass, replace

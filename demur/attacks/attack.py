@@ -1,10 +1,8 @@
 """The base class of all attacks.
 
-    x_adv = PGD(Linf(8/255), steps=10, step_size=2/255)(model, x, y)
-
-An attack is a frozen dataclass. Calling it changes neither the images nor the model (weights,
-buffers, gradients, mode) nor torch's global random state. Training calls `perturb`, which checks
-nothing: there batch norm in train mode updates its running statistics.
+Calling an attack changes neither the images nor the model (weights, buffers, gradients, mode) nor
+torch's global random state. `perturb`, which training calls, checks nothing; there batch norm in
+train mode updates its running statistics.
 """
 
 from abc import ABC, abstractmethod
@@ -120,19 +118,12 @@ class Attack(Spec, ABC):
         return x_adv
 
     def perturb(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0,
         target: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return adversarial examples without checks; arguments as in `__call__`.
 
-        Args:
-            stream: Selects independent noise, for instance for each training step.
-            target: A wrong class for each image, N, for targeted objectives.
+        `stream` selects independent noise, and `target` is a wrong class for each image, N.
         """
         with deferred_checks():
             attack, model = on_outputs(self, model)

@@ -1,11 +1,7 @@
 """A model as attacks query it: gradient queries and forward passes, and checks of a user's model.
 
-    grad, value, out = attack_model(net).gradient(objective, x, y)    # forward and backward pass
-    with checked(net, x, y) as (model, x, y): ...                     # a CheckedModel
-
-An `AttackModel` may compute gradients and values in bf16. They are then approximate; `model(x)`
-stays exact. A `CheckedModel` gives the user's model copies of the images in a dtype that it takes.
-Its outputs must have one row per image and no NaN. `checked` restores buffers and random states.
+An `AttackModel` may compute gradients and values in bf16; `model(x)` stays exact. `checked` makes a
+`CheckedModel`, whose outputs must have one row per image and no NaN.
 """
 
 import random
@@ -53,15 +49,10 @@ class AttackModel(ABC):
     `attack_model` makes one from any callable. A class that computes gradients in its own way
     inherits from this one (after nn.Module, if from both) and overrides `gradient`; the other
     methods have defaults.
-
-    Attributes:
-        exact: whether `gradient` and `value` have the precision of `model(x)`.
-        verify_every: steps between verifications of candidate successes of an inexact model. On a
-            GPU each verification makes the host wait.
     """
 
-    exact: bool = True
-    verify_every: int = 10
+    exact: bool = True  # whether `gradient` and `value` have the precision of `model(x)`
+    verify_every: int = 10  # steps between verifications, each of which makes the host wait
 
     @abstractmethod
     def __call__(self, x: Tensor, /) -> Output | Tensor:

@@ -1,11 +1,7 @@
 """Attacks made of attacks: several in turn, one towards each wrong class, and AutoAttack.
 
-    Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-    AutoAttackEnsemble(Linf(8/255))                       # "standard", as RobustBench reports it
-
 Each part attacks the images on which no earlier one succeeded. AutoAttack (Croce and Hein 2020)
-returns an image without success unchanged. The result mixes clean images and adversarial examples,
-so AUROC and TPR-95 computed on it are artefacts.
+returns an image without success unchanged, so AUROC and TPR-95 of its result are artefacts.
 """
 
 from abc import ABC, abstractmethod
@@ -357,12 +353,9 @@ class AutoAttackEnsemble(Ensemble):
 class RejectAutoAttackEnsemble(Ensemble):
     """Attacks that look for wrong and accepted predictions; see `demur.RejectAutoAttack`.
 
-    AutoAttack skips an image once it is misclassified, even if the model rejects it. Here only a
-    wrong and accepted prediction is a success, and every other image is attacked. The rejector of
-    the criterion may be one score or a coupled pair.
-
-    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard"
-    adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
+    Only a wrong and accepted prediction is a success, and every other image is attacked. "fast"
+    runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`. "standard" adds
+    Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square. "rand", for
     randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on `SuccessProbability`,
     untargeted and targeted. "black-box" is Square and the attacks that read decisions only.
 
@@ -430,14 +423,7 @@ class RejectAutoAttackEnsemble(Ensemble):
 
 @dataclass(frozen=True)
 class ForceRejectionEnsemble(Ensemble):
-    """Auto-PGD and Square on the accept margin, until the model rejects the input.
-
-    Args:
-        ball: Linf, L2 or L1.
-        criterion: The success criterion.
-        restarts: The restarts of Auto-PGD.
-        seed: The seed of all random numbers.
-    """
+    """Auto-PGD with `restarts`, and Square, on the accept margin until the model rejects."""
 
     ball: Ball
     criterion: Rejected

@@ -1,9 +1,4 @@
-"""Threat models: Linf, L2 and L1 balls around each image, intersected with the pixel range [0, 1].
-
-ball = Linf(8/255)
-x_adv = ball.start(x, seed, index, stream)   # random start
-x_adv = ball.step(x, x_adv, grad, 2/255)     # one projected gradient ascent step
-"""
+"""Linf, L2 and L1 balls around each image, intersected with the pixel range [0, 1]."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,10 +1,7 @@
 """Corruptions of CIFAR-10-C in the form of an attack, so that they have records like any other.
 
-    Corruption("fog")(model, x, y, index)               # image i at severity 1 + i mod 5
-    Corruption("fog", severity=3)(model, x, y, index)
-
-The corruptions are made for 32 x 32 colour images. Smaller ones, such as the digits, are enlarged
-by a whole factor before and averaged after.
+They are made for 32 x 32 colour images. Smaller images, such as the digits, are enlarged by a whole
+factor before and averaged after.
 """
 
 from dataclasses import dataclass

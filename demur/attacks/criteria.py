@@ -1,10 +1,4 @@
-"""Success criteria: when an attack on an image has succeeded.
-
-Misclassified()                     # the prediction is wrong, accepted or not
-AcceptedError(RCon(), TPR(0.95))    # the prediction is wrong and accepted
-FalseRejection(RCon(), 0.5)         # the prediction is correct and rejected
-Rejected(RCon(), 0.5)               # the input is rejected, correct or not
-"""
+"""Success criteria: when an attack on an image has succeeded."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

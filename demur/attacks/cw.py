@@ -1,11 +1,8 @@
 """Carlini and Wagner's minimum-distortion attack (2017), for any success criterion.
 
-    CW("L2").distances(model, x, y)                     # examples, success and distance per image
-    CW("Linf", criterion=AcceptedError(RCon(), 0.5))    # the closest accepted error
-
 Adam minimises distance + c * hinge. c grows tenfold until the attack succeeds, then is bisected.
 Unlike in the authors' code, each image has its own step count and end, and the tanh range exceeds
-[0, 1] by 5%, so that pixels at 0 and 1 have a gradient. `rounding.py` confirms every success.
+[0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
 """
 
 import math

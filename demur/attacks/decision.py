@@ -1,9 +1,5 @@
 """Attacks that read decisions only: no gradient, no score (HopSkipJump and RayS).
 
-    HopSkipJump(L2(0.5))                                 # Chen, Jordan and Wainwright 2020
-    RayS(Linf(8/255), queries=2000, criterion=AcceptedError(Con(), 0.7))     # Chen and Gu 2020
-    HopSkipJump(L2(0.5), any_distance=True)              # the closest success at any distance
-
 A query is one forward pass of one image, of which an attack learns whether the criterion holds. The
 searches start at a success far away. All images advance together, each with its own budget.
 """
@@ -291,15 +287,8 @@ class RayS(DecisionAttack):
 
     A direction is one sign per pixel. A block of it stays flipped if the image is then a success
     at a smaller distance, which is bisected. The blocks halve down to single pixels; then the
-    search repeats. Unlike in the paper it starts at the closest of several directions.
-
-    Args:
-        ball: Linf; another ball raises BadInput.
-        queries: The most forward passes of an image, over all restarts.
-        restarts: As of `HopSkipJump`.
-        any_distance: As of `HopSkipJump`.
-        criterion: The success criterion, of which the attack sees only whether it holds.
-        seed: The seed of all random numbers.
+    search repeats. Unlike in the paper it starts at the closest of several directions. The fields
+    are those of `HopSkipJump`; a ball other than Linf raises BadInput.
 
     Example:
         >>> import torch

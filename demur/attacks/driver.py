@@ -1,9 +1,7 @@
 """What all attacks share: restarts, images that leave, verified successes, the best example.
 
-An iterative attack supplies its state (`begin`) and its step; `iterate` runs one restart of it and
-`best_restart` several. A fast model may compute gradients and values in bf16. An iterate that
-satisfies the success criterion there is only a *candidate*. It counts as a success after an exact
-forward pass in fp32 confirms it.
+A fast model may compute in bf16. An iterate that satisfies the success criterion there is only a
+*candidate*, until an exact forward pass in fp32 confirms it.
 """
 
 from abc import ABC, abstractmethod

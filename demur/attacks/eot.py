@@ -1,9 +1,7 @@
 """PGD on a randomised model: expectation over its random draws (EOT, Athalye et al. 2018).
 
-    EOTPGD(Linf(8/255), restarts=4)
-
-Each step follows the mean gradient of several passes, which are draws. No image leaves at a lucky
-success: restarts are compared by their shares of successes in fresh passes.
+Each step follows the mean gradient of several passes. No image leaves at a lucky success: restarts
+are compared by their shares of successes in fresh passes.
 """
 
 import math
@@ -34,29 +32,18 @@ class EOTPGD(Attack):
     """PGD with momentum on the mean objective of a randomised model.
 
     The step size falls from eps to zero along a cosine, so that the last iterate is an average of
-    many gradients. It is what a restart returns.
-
-    Args:
-        ball: Where adversarial examples may lie, for instance Linf(8/255).
-        steps: The number of steps per restart.
-        restarts: The number of restarts. An image leaves only if all passes that judge a restart
-            succeed.
-        objective: What the attack maximises; None is `SuccessProbability` of the criterion.
-        criterion: The success criterion.
-        eot_iter: The number of passes whose gradients a step averages.
-        passes: The number of passes that judge a restart; none are made for a single restart.
-        targeted: Let each restart aim at another wrong class, by decreasing mean logit.
-        seed: The seed of the random starts; the draws of the model are its own.
+    many gradients. It is what a restart returns. An image leaves only if all `passes` that judge a
+    restart succeed; a single restart is not judged.
     """
 
     ball: Ball
     steps: PositiveInt = 40
     restarts: PositiveInt = 1
-    objective: Objective | None = None
+    objective: Objective | None = None  # `SuccessProbability` of the criterion
     criterion: Criterion = Misclassified()
-    eot_iter: PositiveInt = 5
+    eot_iter: PositiveInt = 5  # passes whose gradients a step averages
     passes: PositiveInt = 50
-    targeted: bool = False
+    targeted: bool = False  # each restart aims at another wrong class, by decreasing mean logit
     seed: NonNegativeInt = 0
 
     @property

@@ -1,9 +1,5 @@
 """FAB, the fast adaptive boundary attack (Croce and Hein 2020): a minimum-norm attack.
 
-    FAB(Linf(8/255))                         # successes within 8/255; other images unchanged
-    FAB(L2(0.5), any_distance=True)          # the closest adversarial examples at any distance
-    FAB(Linf(8/255), objective=MinMargin(criterion), criterion=criterion)  # closest accepted errors
-
 Unlike the authors' code, it takes any criterion and any margin as objective, and the final search
 covers only images close enough to end inside the ball. `rounding.py` confirms every success.
 """

@@ -29,16 +29,9 @@ def game_fits(grads: Tensor) -> bool:
 
 
 def play_game(
-    x: Tensor,
-    start: Tensor,
-    values: Tensor,
-    grads: Tensor,
-    weights: Tensor,
-    games: Tensor,
-    eps: float,
-    euclidean: bool,
-    rounds: int,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, start: Tensor, values: Tensor, grads: Tensor, weights: Tensor, games: Tensor,
+    eps: float, euclidean: bool, rounds: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the average response of the image and the weights after some rounds.
 
     `start` are the iterates at which the margins are linearised, with `values` (N, M) and `grads`

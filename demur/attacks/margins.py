@@ -1,11 +1,8 @@
 """Attacks that see the margins of an accepted error one by one: wrong, and accepted by each score.
 
-    MaxMinMargin(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))       # ours
-    OrthogonalAPGD(Linf(8/255), objective=MinMargin(criterion), criterion=criterion)
-
-The gradients of the margins conflict. `MaxMinMargin` solves a linearised zero-sum game between the
-image and the weights of the margins in each step. `OrthogonalAPGD` follows the smallest margin and
-leaves the others unchanged to first order (after Bryniarski et al. 2022).
+`MaxMinMargin` solves a linearised zero-sum game between the image and the weights of the margins in
+each step. `OrthogonalAPGD` follows the smallest margin and leaves the others unchanged to first
+order (after Bryniarski et al. 2022).
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,7 @@
 """Projected gradient descent (Madry et al. 2018) on any objective, in any ball.
 
-    PGD(Linf(8/255), steps=100, step_size=2/255, restarts=10)
-    PGD(Linf(8/255), steps=100, objective=PlusLogScore(RCon()), keep="success", criterion=criterion)
-
-Noise depends on the index of the image, not on a global generator. Momentum, backtracking and the
-starts "mixed" and "ray_or_clean" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the step of
-GAMA-FW.
+Momentum, backtracking and the starts "mixed" and "ray_or_clean" follow CCAT (Stutz et al. 2020).
+`FrankWolfe` is the step of GAMA-FW.
 """
 
 from dataclasses import dataclass, field

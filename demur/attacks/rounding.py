@@ -1,11 +1,8 @@
 """Successes of minimum-distance attacks that survive the rounding of another forward pass.
 
-    needed, _ = rounding_margins(success, model, x, y)            # of this model, on these images
-    x_adv, confirmed = confirmed_outward(success, model, x, x_adv, needed, y)
-
-The closest adversarial example lies on the decision boundary, where the batch size, TF32 and the
-algorithm that cuDNN chooses decide the prediction. An example is therefore moved away from the
-clean image until its margins exceed what such passes differ by.
+The closest adversarial example lies on the decision boundary, where batch size, TF32 and the
+algorithm of cuDNN decide the prediction. It is moved away from the clean image until its margins
+exceed what such passes differ by.
 """
 
 from collections.abc import Callable, Iterator
@@ -94,15 +91,9 @@ def rounding_margins(
 
 
 def confirmed_outward(
-    success: SuccessMargins,
-    model: Model,
-    x: Tensor,
-    x_adv: Tensor,
-    needed: Tensor,
-    y: Tensor,
-    *target: Tensor,
-    inside: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+    success: SuccessMargins, model: Model, x: Tensor, x_adv: Tensor, needed: Tensor, y: Tensor,
+    *target: Tensor, inside: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return examples that succeed in every pass, and for which images there is one, N, bool.
 
     An example moves outward by the first step of LADDER at which it has the margins `needed`, N, M,

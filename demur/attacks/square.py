@@ -1,8 +1,5 @@
 """Square attack: a random search without gradients (Andriushchenko et al. 2020).
 
-    Square(Linf(8/255))                      # as in AutoAttack: 5000 queries
-    Square(L2(0.5), queries=1000, objective=PlusLogScore(RCon()), criterion=criterion)
-
 As in AutoAttack, the schedule of square sizes is that for 10000 queries and is not rescaled to
 another budget. Unlike in the authors' code, each image has its own squares.
 """

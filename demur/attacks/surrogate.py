@@ -1,8 +1,5 @@
 """Attacks with the gradients of another net: a student of the model's decisions, or a given net.
 
-    student = distil(model, Misclassified(), ball, x)
-    APGD(ball, objective=OutcomeMargin()).perturb(SurrogateGradients(model, student), x, y, index)
-
 Where the gradient of a model is zero, wrong or missing, a student that was trained on its decisions
 has a useful one (Papernot et al. 2017). Decisions and successes are always those of the model.
 """
@@ -102,9 +99,7 @@ def distil(
     """Return a student of the model's decisions in and around the balls of some images.
 
     Each round trains on all answers so far, then attacks the student and asks the model about the
-    results, `bs` images at a time. It asks up to 1 + 2 ROUNDS times per image, of at most POINTS
-    images in a round. The criterion of a rejector adds the rejection to the classes. The global
-    generator is left as it is.
+    results. The criterion of a rejector adds the rejection to the classes.
     """
     answers, count = outcomes(model, criterion, x, bs)
     objective = OutcomeMargin(criterion, rejects=isinstance(criterion, RuleCriterion))

@@ -1,10 +1,7 @@
 """The highest score that a wrong prediction reaches in the ball, for every image.
 
-    WorstScore(Linf(8/255), RCon())
-
-An attack on accepted errors is aimed at one threshold. This one has no threshold: it returns, for
-each image, the wrong prediction with the highest score. The share of images whose score reaches t
-is the accepted-error rate at the threshold t, for every t, and falls as t rises by construction.
+The share of images whose highest score reaches t is the accepted-error rate at the threshold t, for
+every t, and falls as t rises by construction.
 """
 
 from dataclasses import dataclass, field, replace

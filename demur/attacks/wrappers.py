@@ -1,9 +1,5 @@
 """Wrappers that prepare other people's rejecting models for the attacks of demur.
 
-    model = RejectClassModel(net)                          # K + 1 logits, the last one rejects
-    model = ModelWithScore(net, detector)                  # detector: images to one score each
-    RejectAutoAttack(model, AcceptedError(ModelScore(), 0.5)).run_standard_evaluation(x, y)
-
 A classifier that returns logits needs no wrapper.
 """
 

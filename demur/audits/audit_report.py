@@ -1,7 +1,5 @@
 """One call for an audit: clean accuracy, AutoAttack, accepted errors, forced rejections, checks.
 
-Its report is a table for the terminal, JSON values and one HTML page.
-
 The threshold of a rejector is frozen on held-out clean images before any attack. A fitted rejector
 is fitted on one half of them, and its threshold is chosen on the other half.
 """
@@ -199,8 +197,6 @@ class AuditReport:
             BadInput: jinja2, which makes the page, is not installed.
         """
         save(self, path)
-
-    save_html = save
 
 
 class ForcedRejections(EnsembleEvaluation):

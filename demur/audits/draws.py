@@ -51,10 +51,7 @@ class SameDraw(CheckedModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        with (
-            random_states_restored(x),
-            self._own_restored(),
-        ):  # an AttackModel has gradients of its own
+        with random_states_restored(x), self._own_restored():  # an AttackModel has its own gradient
             return super().gradient(objective, x, y, *inputs)
 
 

@@ -1,10 +1,4 @@
-"""The verdict of an attack ensemble: counts with intervals, per image and as a small table.
-
-result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y)
-str(result)                         # a table of at most 80 columns
-result.attacked.accepted_wrong      # images that are misclassified and accepted
-result.to_json(), result.to_numpy()
-"""
+"""The verdict of an attack ensemble: counts with intervals, per image and as a small table."""
 
 import textwrap
 from collections import Counter
@@ -213,10 +207,8 @@ class EnsembleResult:
         if self.passes > 1:
             shares = (self.kinds.cpu().numpy() / self.passes).T
             arrays |= {f"{kind}_share": share for kind, share in zip(KINDS, shares, strict=True)}
-        rows = np.empty(len(self.y), [(name, array.dtype) for name, array in arrays.items()])
-        for name, array in arrays.items():
-            rows[name] = array
-        return rows
+        dtype = np.dtype([(name, array.dtype) for name, array in arrays.items()])
+        return np.rec.fromarrays([*arrays.values()], dtype)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""

@@ -1,8 +1,7 @@
 """The progress of a chain of attacks: a bar for each attack, and the resume state in one file.
 
 The file holds digests of the attacks, the model and the images, the progress of each image, and at
-its end a digest of all that. When it is read, its images must lie in the ball, and the model
-confirms every success. An image whose success it does not confirm is attacked again.
+its end a digest of all that. An image whose success the model does not confirm is attacked again.
 """
 
 import hashlib

@@ -1,8 +1,5 @@
 """AutoAttack's Python interface (Croce and Hein 2020), for classifiers and rejecting models.
 
-    x_adv = AutoAttack(model, norm="Linf", eps=8/255).run_standard_evaluation(x, y)
-    result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y, bs=250)
-
 The attacks run one after the other, each on the images on which no earlier one succeeded. With
 `state_path` the progress is saved, and the same call resumes after an interruption.
 """
@@ -90,15 +87,10 @@ class EnsembleEvaluation:
     """Run a chain of attacks on one model, with progress messages and resumption."""
 
     def __init__(
-        self,
-        model: Model,
-        chain: Chain,
-        names: Sequence[str],
-        verbose: bool,
-        device: str | torch.device | None,
-        engine: str = "auto",
+        self, model: Model, chain: Chain, names: Sequence[str], verbose: bool,
+        device: str | torch.device | None, engine: str = "auto",
         on_masking: OnMasking | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_model_engine(engine)
         self.engine = engine
         self.on_masking = on_masking or OnMasking(chain)
@@ -119,22 +111,15 @@ class EnsembleEvaluation:
         return replace(self.chain, attacks=attacks), names
 
     def run_standard_evaluation(
-        self,
-        x_orig: Tensor,
-        y_orig: Tensor,
-        bs: int = 250,
-        return_labels: bool = False,
+        self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False,
         state_path: str | Path | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Return adversarial examples for all images, N, C, H, W.
 
         An image on which no attack succeeds is returned unchanged, unless the chain ranks tries.
-        `evaluate` returns the counts, too.
+        `evaluate` returns the counts, too; arguments that are not listed are as there.
 
         Args:
-            x_orig: Images, N, C, H, W, in [0, 1].
-            y_orig: True labels, N, int64.
-            bs: Batch size.
             return_labels: Return the predicted labels of the adversarial examples as well.
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.
@@ -145,14 +130,9 @@ class EnsembleEvaluation:
         return (x_adv, part.labels.to(y_orig)) if return_labels else x_adv
 
     def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        bs: int = 250,
-        state_path: str | Path | None = None,
-        sanity: bool = True,
-        x_adv_path: str | Path | None = None,
-    ) -> EnsembleResult:
+        self, x: Any, y: Any = None, bs: int = 250, state_path: str | Path | None = None,
+        sanity: bool = True, x_adv_path: str | Path | None = None,
+    ) -> EnsembleResult:  # fmt: skip
         """Return what the attacks found: counts, intervals, adversarial examples, sanity checks.
 
         Images are read in parts, so they may be larger than memory; noise and results do not depend
@@ -381,18 +361,11 @@ class AutoAttack(EnsembleEvaluation):
     """
 
     def __init__(
-        self,
-        model: Model,
-        norm: str = "Linf",
-        eps: float = 8 / 255,
-        seed: int = 0,
-        verbose: bool = True,
-        attacks_to_run: Sequence[str] = (),
-        version: str = "standard",
-        device: str | torch.device | None = None,
-        engine: str = "auto",
+        self, model: Model, norm: str = "Linf", eps: float = 8 / 255, seed: int = 0,
+        verbose: bool = True, attacks_to_run: Sequence[str] = (), version: str = "standard",
+        device: str | torch.device | None = None, engine: str = "auto",
         surrogate: Model | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         check_version("AutoAttack", version, (*VERSIONS, "custom"))
         if (version == "custom") != bool(attacks_to_run):
             raise BadInput(
@@ -421,23 +394,14 @@ class RejectAutoAttack(EnsembleEvaluation):
     """Attack ensemble for a model that rejects: success is a wrong and accepted prediction.
 
     AutoAttack skips an image once it is misclassified, even if the model rejects it. This
-    ensemble counts accepted errors only; see `attacks.RejectAutoAttackEnsemble`.
+    ensemble counts accepted errors only; see `attacks.RejectAutoAttackEnsemble`. Arguments that are
+    not listed are those of `AutoAttack`.
 
     Args:
-        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
         criterion: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
-        norm: "Linf", "L2" or "L1".
-        eps: The radius of the ball.
-        seed: The seed of all random numbers.
-        verbose: Write one line per attack to standard output.
         version: "standard", "fast", "rand" (for randomised models: the mean over passes counts) or
             "black-box" (Square, HopSkipJump and RayS). After "standard", HopSkipJump, RayS and a
             student of the model run where gradients may be masked.
-        device: Where to move the model and the images; None leaves them where they are.
-        engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
-            itself confirms every success. "plain" queries the model itself.
-        surrogate: A net whose gradients lead one more attack on the model; None trains a student
-            where gradients may be masked.
         attacks_to_run: Names of the only attacks to run: product, balanced, product-t, closest,
             orthogonal, balanced-t, square, hopskipjump, rays.
         most_queries: The most gradient queries per image, for slow models: later attacks get fewer
@@ -453,20 +417,12 @@ class RejectAutoAttack(EnsembleEvaluation):
     """
 
     def __init__(
-        self,
-        model: Model,
-        criterion: AcceptedError,
-        norm: str = "Linf",
-        eps: float = 8 / 255,
-        seed: int = 0,
-        verbose: bool = True,
-        version: str = "standard",
-        device: str | torch.device | None = None,
-        engine: str = "auto",
-        surrogate: Model | None = None,
-        attacks_to_run: Sequence[str] = (),
+        self, model: Model, criterion: AcceptedError, norm: str = "Linf", eps: float = 8 / 255,
+        seed: int = 0, verbose: bool = True, version: str = "standard",
+        device: str | torch.device | None = None, engine: str = "auto",
+        surrogate: Model | None = None, attacks_to_run: Sequence[str] = (),
         most_queries: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         chosen: RejectVersion = check_version("RejectAutoAttack", version, get_args(RejectVersion))
         if not isinstance(getattr(criterion, "threshold", None), float):
             raise BadInput(

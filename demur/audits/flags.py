@@ -1,8 +1,5 @@
 """Signs that the figures of an audit overstate robustness, found by questions to the model.
 
-    model_checks(model, x, y, x_adv, ball, rule)     # slopes, jumps, answers that change
-    success_checks(result)                           # what the attacks that succeeded say
-
 Answers are logits divided by the median margin of the clean images, and scores divided by their
 spread, so that one tolerance suits every model. docs/guides/audit.md lists all signs.
 """
@@ -15,10 +12,7 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
-from demur.attacks.attack_model import (
-    CheckedModel,
-    NoGradientError,
-)
+from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY

@@ -1,9 +1,4 @@
-"""Other people's images for an audit.
-
-    (x, y), cal = audit_images("photos", n=500, size=32)        # or an .npz, or a data set by name
-
-Calibration images are None where the data have none; the audit then holds some test images out.
-"""
+"""Other people's images for an audit."""
 
 import zipfile
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Checks of a foreign model: warnings before it is attacked, sanity checks afterwards.
 
-    for sentence in preflight_warnings(model, chain, x, y): ...
-    checks = foreign_checks(model, x, y, {"autoattack": (chain, x_adv)}, criterion)
-
 Besides the given attacks the sanity checks need plain PGD at eps, at eps/2 and at a radius where
 every image can be made grey: 60 gradient queries per image, of at most MOST_IMAGES images.
 """
@@ -179,15 +176,10 @@ def zero_score_gradients(
 
 
 def foreign_checks(
-    model: CheckedModel,
-    x: Tensor,
-    y: Tensor,
-    attacked: Mapping[str, tuple[Attack, Tensor]],
-    before: Tensor,
-    criterion: RuleCriterion | None = None,
-    bs: int = 250,
+    model: CheckedModel, x: Tensor, y: Tensor, attacked: Mapping[str, tuple[Attack, Tensor]],
+    before: Tensor, criterion: RuleCriterion | None = None, bs: int = 250,
     masking: Sequence[CheckResult] | None = None,
-) -> tuple[list[CheckResult], list[tuple[str, int, int]]]:
+) -> tuple[list[CheckResult], list[tuple[str, int, int]]]:  # fmt: skip
     """Return every check, and radius, correct images and all images of plain PGD.
 
     `attacked` holds attacks and their adversarial examples by name, `before` the predictions for

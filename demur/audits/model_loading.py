@@ -1,9 +1,5 @@
 """Any model as attacks query it: from a text or an object.
 
-    load_model("my_code:make_net", checkpoint="weights.pt")     # or timm:NAME, ...
-    load_model("http://127.0.0.1:8000", queries=Queries(budget=10_000))     # or model.onnx
-    as_model(forest)                                            # scikit-learn, Keras
-
 A model is code: whoever wrote the module runs as you. A checkpoint is read as weights only.
 Packages of other kinds of models are imported only when such a model is asked for.
 """

@@ -1,10 +1,7 @@
 """Queries of a model that is a function or a service: budget, rate, log, and the service's JSON.
 
-    Queries(budget=10_000, per_second=50, log="state/queries.db")
-    HttpService("http://127.0.0.1:8000")(x)         # logits of a service of `demur serve`
-
 The log holds every answer in the order in which an image was asked for. The same command repeats
-its queries from the log and goes on where it was interrupted, without asking anything twice.
+its queries from the log and goes on where it was interrupted.
 """
 
 import hashlib

@@ -1,9 +1,5 @@
 """The verdict on an evaluation: one of three grades with a fixed meaning, and its reasons.
 
-*broken*: the attacks found what refutes the robustness that the model shows or that is claimed.
-*suspicious*: a sign says that the figures may overstate robustness; a remedy stands beside it.
-*no known sign of failure*: neither; the verdict then says what was not tried.
-
 docs/guides/audit.md has the definitions, word by word.
 """
 

@@ -1,9 +1,4 @@
-"""Thresholds of rejectors, chosen on held-out clean images, with and without a guarantee.
-
-TPR(0.95).threshold(score, correct)             # accepts 95% of the correct predictions given
-certify_threshold(score, correct, TPR(0.95))          # 95% of all to come, at 95% confidence
-certify_threshold(con_and_rcon, correct, Risk(0.05))  # two thresholds; at most 5% errors
-"""
+"""Thresholds of rejectors, chosen on held-out clean images, with and without a guarantee."""
 
 from demur.calibrate.certificate import (
     Certificate,

@@ -1,9 +1,5 @@
 """Thresholds with a guarantee for images to come, at a given confidence.
 
-    certificate = certify_threshold(score, correct, Risk(0.05))           # one score, shape (N,)
-    certificate = certify_threshold(con_and_rcon, correct, TPR(0.95))  # two, (N, 2): both must pass
-    certificate.thresholds, certificate.sentence                # raises Uncertified if none passes
-
 A random pilot, drawn without regard to scores and labels, sets the candidate thresholds and the
 order of their tests. The other images test them in sequence by the fallback procedure (Wiens 2003).
 """

@@ -1,11 +1,7 @@
 """Operating points: rules for choosing a threshold.
 
-TPR(0.95).threshold(score, correct)     # accepts 95% of the correct predictions given
-Risk(0.05).threshold(score, correct)    # certified: at most 5% errors, with 95% confidence
-
-TPR and Coverage choose by the images they are given; `certify_threshold` guarantees their level
-for images to come. Median guarantees nothing: it is the threshold that the paper's C&W attack has
-to reach.
+TPR and Coverage choose by the images they are given; `certify_threshold` guarantees their level for
+images to come. Median is the threshold that the paper's C&W attack has to reach.
 """
 
 from dataclasses import dataclass, field
@@ -61,9 +57,6 @@ class Coverage(Spec, Guarantee):
 
     If the gate of a coupled score rejects too many by itself, the threshold is the lowest score
     that passes the gate.
-
-    Args:
-        level: The coverage, in [0, 1].
 
     Example:
         >>> import numpy as np

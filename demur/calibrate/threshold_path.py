@@ -1,11 +1,7 @@
 """Candidate thresholds from pilot images: a nested path from strict to loose.
 
-    path = build_path(scores[pilot], correct[pilot])                    # K, D
-    count_decisions(path, scores[~pilot], correct[~pilot]).accepted     # K, ascending
-
 Two scores span a grid of threshold pairs. One nested path through it, along which correct pilot
-predictions are accepted before wrong ones, gives a single order to test, so that no correction for
-the number of pairs is needed.
+predictions are accepted before wrong ones, gives a single order to test.
 """
 
 from itertools import product

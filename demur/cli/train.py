@@ -27,9 +27,6 @@ def train(
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
-    sync_bn: Annotated[
-        bool, option("Under torchrun: synchronise batch norm over all processes.")
-    ] = False,
     log: Annotated[str, option("More logs: csv, tensorboard, mlflow, wandb or MODULE:NAME.")] = "",
     verify: Verify = False,
 ) -> None:
@@ -49,7 +46,7 @@ def train(
     logs = split_names(log)
     for one in filter(is_import_path, logs):
         allow_import(one)
-    train_run(resolved, folder, device, where, engine, sync_bn, logs)
+    train_run(resolved, folder, device, where, engine, logs)
 
 
 def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False) -> "Recipe":
@@ -69,7 +66,7 @@ def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False
 
 def train_run(
     recipe: "Recipe", folder: Path, device: str, data: Path | None, engine: str = "auto",
-    sync_bn: bool = False, logs: tuple[str, ...] = (),
+    logs: tuple[str, ...] = (),
 ) -> "Run":  # fmt: skip
     """Train a recipe in a folder with a progress bar and return the finished run."""
     from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
@@ -100,7 +97,7 @@ def train_run(
     ):
         silence_other_ranks()
         run = train_recipe(
-            recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message, logs
+            recipe, folder, rank_device, data, bar.on_progress, engine, on_message, logs
         )
         is_leader = current().is_leader
     if is_leader:  # the other ranks may not share its disk

@@ -1,9 +1,7 @@
 """The engine, an optional box: faster gradient queries and training losses on a GPU.
 
-Attacks reach it through `AttackModel`, which FrozenModel implements; `FastSteps` of
-`demur.training` captures a training step with it. Results are those of the plain net up to
-rounding. CUDA graphs, torch.compile and Triton kernels appear nowhere else, but for noise and the
-game of `MaxMinMargin`.
+Attacks reach it through `AttackModel`; `FastSteps` of `demur.training` captures a training step
+with it. Results are those of the plain net up to rounding.
 """
 
 from demur.engine.any_module import FrozenModule, accelerated, attack, check_model_engine

@@ -1,8 +1,5 @@
 """The fast engine for any module: queries run on a checked copy, the module confirms successes.
 
-    x_adv = attack(model, APGD(Linf(8/255)), x, y)              # engine="auto"
-    with accelerated(checked_model, x, y, batch_size=250) as model: ...
-
 On a GPU the copy computes in bf16 and its queries are captured as CUDA graphs. On a CPU a short
 trial decides. A model that cannot be copied faithfully is attacked as it is, with one sentence.
 """
@@ -91,13 +88,9 @@ class FrozenModule(CopyModel):
 
 
 def attack(
-    model: Model,
-    attack: Attack,
-    x: Tensor,
-    y: Tensor,
-    engine: str = "auto",
+    model: Model, attack: Attack, x: Tensor, y: Tensor, engine: str = "auto",
     on_message: MessageCallback = lambda sentence: None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return adversarial examples of an attack on any model, with the fast engine if it can.
 
     `attack(model, x, y)` of the attack itself is the same with engine="plain".
@@ -144,13 +137,9 @@ def check_model_engine(name: str) -> None:
 
 @contextmanager
 def accelerated(
-    model: CheckedModel,
-    x: Tensor,
-    y: Tensor,
-    batch_size: int,
-    engine: str = "auto",
+    model: CheckedModel, x: Tensor, y: Tensor, batch_size: int, engine: str = "auto",
     on_message: MessageCallback = lambda sentence: None,
-) -> Iterator[CheckedModel]:
+) -> Iterator[CheckedModel]:  # fmt: skip
     """Yield the model as attacks should query it, or the model itself for engine="plain".
 
     The first images test the copy; `batch_size` is the largest one of the attacks. Inside the block

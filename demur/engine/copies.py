@@ -1,11 +1,7 @@
 """Copies of a net for attacks: frozen weights in the dtype of the attack's convolutions.
 
-    model = ModelCopy(net, True, "bf16")    # running statistics are those of `net`
-    total, value, out = model.objective_forward(objective, "inductor")(x, y)
-
-The copy computes no weight gradients, and its weights are cast once, not in every forward pass.
-`refresh` copies the weights again after a training step, so outputs and input gradients are those
-of the net. `FrozenModel` chooses the kind of copy.
+The copy computes no weight gradients, and its weights are cast once. `refresh` copies the weights
+again after a training step. The running statistics are those of the net.
 """
 
 import copy

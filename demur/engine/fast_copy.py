@@ -1,11 +1,7 @@
 """A faster copy of any module in eval mode: batch norm folded, channels-last, bf16 by autocast.
 
-    fast = FastCopy(model, CopySettings("bf16", channels_last=True), x)
-    fast(x).logits                      # those of the model up to the rounding of the precision
-
 Autocast computes layer norm in fp32, and a sum with an fp32 parameter is fp32 as well. A copy with
-`pure_bf16` rounds these to bf16, so that all activations of a transformer have 16 bits. The copy
-has frozen weights of its own. The model itself is only read.
+`pure_bf16` rounds these to bf16, so that all activations of a transformer have 16 bits.
 """
 
 import copy

@@ -1,11 +1,7 @@
 """A net with frozen weights for attacks: compiled, captured as CUDA graphs, in low precision.
 
-    model = FrozenModel(net, "bf16")
-    attack.perturb(model, x, y, index)      # gradient queries run compiled code
-
-The running statistics are those of the net; in train mode each forward pass updates them.
-`refresh` copies the weights after a training step.
-Gradients equal those of the net up to the rounding of `precision`.
+The running statistics are those of the net; in train mode each forward pass updates them. `refresh`
+copies the weights after a training step.
 """
 
 from abc import abstractmethod
@@ -78,13 +74,9 @@ class FrozenModel(nn.Module, CopyModel):
     """
 
     def __init__(
-        self,
-        net: RejectingNet,
-        precision: Precision,
-        compiler: Compiler = "inductor",
-        fixed: int | None = None,
-        on_message: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
+        self, net: RejectingNet, precision: Precision, compiler: Compiler = "inductor",
+        fixed: int | None = None, on_message: Callable[[str], None] = lambda sentence: None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.exact = precision in ("fp32", "fp64")  # `forward` is exact in eval mode anyway
         self.precision, self.compiler = precision, compiler

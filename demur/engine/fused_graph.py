@@ -1,11 +1,7 @@
 """Sums, batch norm, biases and ReLU of any net that torch.fx can trace, as one kernel each.
 
-    net = fuse_activations(net, x)      # replaces
-    ReLU(norm(a + b)), with a + b kept for a shortcut       pre-activation nets
-    ReLU(conv(u) + conv(v) + biases)                        post-activation nets, norms folded
-    ReLU(conv(u) + bias)
-
-Alone, each operation reads and writes all maps. The kernels are those of `fused_norm`.
+`fuse_activations` replaces ReLU(norm(a + b)), with a + b kept for a shortcut, ReLU(conv(u) + bias)
+and ReLU(conv(u) + conv(v) + biases). Alone, each operation reads and writes all maps.
 """
 
 import copy

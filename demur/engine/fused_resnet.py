@@ -1,8 +1,8 @@
 """Residual nets on a GPU with batch norm, ReLU and residual sums in Triton kernels.
 
-Convolutions are those of cuDNN. torch.compile compiles only the stem and the head, so a step is
-ready in seconds; the trunk runs eagerly and is captured into the CUDA graph of its caller. Every
-layer computes the formulas of the plain net, so results agree up to rounding.
+torch.compile compiles only the stem and the head, so a step is ready in seconds; the trunk runs
+eagerly and is captured into the CUDA graph of its caller. Results agree with the plain net up to
+rounding.
 """
 
 from typing import Any

@@ -1,11 +1,8 @@
 """CUDA graph capture and replay, the batch sizes that graphs are captured for, and their cache.
 
-    QueryGraphs(on_message)(copy.query, objective, "gradient", x, y)    # captured on first use
-
 A replay launches all kernels of a function with one call from the host, on the addresses of the
-capture, so it computes what the function computes, for inputs of the captured shapes. Attacks pad
-their batches to a few sizes (buckets), so that few graphs cover all batch sizes; in eval mode
-padding changes no other row.
+capture. Attacks pad their batches to a few sizes (buckets), so that few graphs cover all batch
+sizes; in eval mode padding changes no other row.
 """
 
 from collections import defaultdict
@@ -99,9 +96,6 @@ class Bucket(NamedTuple):
 
 class BatchBuckets:
     """Choose buckets for batches of at most `largest` images, for each kind of work separately.
-
-        buckets = BatchBuckets(1024, tune_later=True)
-        buckets.bucket_for(key, 477)    # size 512, untuned; later size 480, tuned
 
     A tuned graph (tight size, cuDNN benchmark) is slow to capture; padding and untuned kernels are
     slow to replay. With `tune_later`, capture a tuned graph only after padding has wasted as much

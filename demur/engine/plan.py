@@ -1,22 +1,19 @@
 """Choice of the engine for a training, with its precision and memory format.
 
-    plan = choose_plan("auto", recipe, device, world, False, on_message)
-
-"auto" is "fast" on a GPU and for recipes in bf16, otherwise "plain". On a CPU "fast" means the
-plain step in the precision and memory format that a short measurement finds fastest: bf16 is
-several times as fast as fp32 on CPUs with matrix units, and forty times slower on some without.
+On a CPU "fast" means the plain step in the precision and memory format that a short measurement
+finds fastest: bf16 is several times as fast as fp32 on CPUs with matrix units, and forty times
+slower on some without.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from demur.attacks import CE
 from demur.attacks.attack_model import PlainModel
-from demur.distributed import ProcessGroup
 from demur.errors import BadInput, suggestion
 from demur.numerics import Precision, autocast
 from demur.recipes import Recipe
@@ -35,16 +32,12 @@ class EnginePlan:
     engine: str
     precision: Precision
     channels_last: bool = False
-    sync_bn: bool = False
 
     def resumed(self, stored: dict[str, Any] | None) -> "EnginePlan":
         """Return the plan of a stored state if it used this engine: measurements may vary."""
         if stored is None or stored["engine"] != self.engine:
             return self
         return replace(self, precision=stored["precision"], channels_last=stored["channels_last"])
-
-    def metadata(self) -> dict[str, str | bool]:
-        return asdict(self)
 
 
 def check_engine(name: str) -> str:
@@ -55,29 +48,18 @@ def check_engine(name: str) -> str:
 
 
 def choose_plan(
-    name: str,
-    recipe: Recipe,
-    device: torch.device,
-    world: ProcessGroup,
-    sync_bn: bool,
-    on_message: MessageCallback,
+    name: str, recipe: Recipe, device: torch.device, on_message: MessageCallback
 ) -> EnginePlan:
     """Return the plan of a named engine for a recipe on a device; `on_message` gets the reason."""
-    synchronised = world.size > 1 and sync_bn
     engine = check_engine(name)
     prefers_plain = device.type == "cpu" and recipe.precision != "bf16"
     if engine == "plain" or (engine == "auto" and prefers_plain):
-        return EnginePlan("plain", recipe.precision, sync_bn=synchronised)
+        return EnginePlan("plain", recipe.precision)
     if device.type == "cpu":
         precision, channels_last = fastest_settings(recipe)
         if precision != recipe.precision:
             on_message(f"{recipe.precision} is not faster on this CPU; computing in {precision}")
-        return EnginePlan("fast", precision, channels_last, synchronised)
-    if synchronised:
-        on_message(
-            "synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one"
-        )
-        return EnginePlan("plain", recipe.precision, sync_bn=True)
+        return EnginePlan("fast", precision, channels_last)
     return EnginePlan("fast", recipe.precision, channels_last=True)
 
 

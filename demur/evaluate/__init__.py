@@ -1,10 +1,4 @@
-"""Evaluation of a run: attacks to records, records to rows of a table.
-
-binding    chooses thresholds on clean images (resolve_thresholds)
-recording  runs an attack and writes its record (run_attack)
-score      scores the rejectors on records, with intervals (RejectorEvaluation)
-archive    copies a run without weights; a pack keeps features, for new rejectors
-"""
+"""Evaluation of a run: attacks to records, records to rows of a table."""
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
@@ -16,16 +10,14 @@ from demur.evaluate.score import (
     ORACLE,
     PROTOCOLS,
     Protocol,
-    Ranking,
     RejectorEvaluation,
     Row,
     ScoredRecord,
-    Summary,
 )
 
 __all__ = [
     "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun",
-    "PairedCounts", "Protocol", "Ranking", "RecordOptions", "RejectorEvaluation", "Row",
-    "ScoredRecord", "StoredScore", "Summary", "accepted", "archive", "compare", "pack",
+    "PairedCounts", "Protocol", "RecordOptions", "RejectorEvaluation", "Row",
+    "ScoredRecord", "StoredScore", "accepted", "archive", "compare", "pack",
     "paired_shares", "resolve_thresholds", "run_attack", "tcon_of", "values",
 ]  # fmt: skip

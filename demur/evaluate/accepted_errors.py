@@ -1,8 +1,5 @@
 """Accepted errors of the attacked rejector at every threshold, from worst-score records.
 
-    for entry in worst_cases(evaluation, loaded, records):
-        entry.row.points, entry.row.augrc     # accepted errors at TPR-95, 90, 80 and 60; their mean
-
 A worst-score record mixes wrong predictions of the highest score with clean images on which none
 was found, so that TPR and AUROC of the mixture mean nothing.
 """
@@ -104,10 +101,7 @@ def aimed_rejector(record: Record) -> str:
 def under_attack(
     rejector: Rejector, score: Score, attacked: Record, clean: Record
 ) -> dict[str, Any]:
-    """Arguments of `certify_threshold` for a worst-score record of clean images.
-
-    Raises BadInput unless the record attacks this rejector.
-    """
+    """Arguments of `certify_threshold` for a worst-score record that attacks this rejector."""
     text = show(rejector, full=True)
     if aimed_rejector(attacked) != text:
         raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")

@@ -1,9 +1,5 @@
 """Archive or pack a run: copy it without weights and images, so that it fits in a repository.
 
-    archive(loaded, Path("results/NAME"))       # outputs, and scores of fitted rejectors
-    archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
-    pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
-
 Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them;
 those of corruptions keep the named scores, Con only beside R-Con, and neither T-Con nor norms.
 """
@@ -50,13 +46,10 @@ class ArchiveKeepsLess(BadInput):
 
 
 def archive(
-    loaded: LoadedRun,
-    target: Path,
-    only: Sequence[str] = (),
-    on_progress: Callable[[int, int], None] = ignore,
-    again: bool = False,
+    loaded: LoadedRun, target: Path, only: Sequence[str] = (),
+    on_progress: Callable[[int, int], None] = ignore, again: bool = False,
     sign: str | Path | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Write the archive of a run, and return it as a run without weights.
 
     `only` names rejectors: records are then scores-only, with these, Con and T-Con; those of

@@ -1,8 +1,8 @@
 """Attack many images in batches that are stored, resumed and distributed over processes.
 
 Every finished batch is a file, so a killed attack resumes where it stopped. If memory runs out, the
-batch size is halved and finished batches stay. Under torchrun each process attacks one batch of a
-round. Noise depends on the index of the image alone, so one process makes the same record.
+batch size is halved. Under torchrun each process attacks one batch of a round; noise depends on the
+index of the image alone, so one process makes the same record.
 """
 
 import re

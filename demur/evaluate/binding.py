@@ -1,9 +1,5 @@
 """Choose thresholds on clean images and fit rejectors, so that a spec can be called.
 
-    criterion = AcceptedError(RCon(), TPR(0.95))
-    bound = resolve_thresholds(PGD(Linf(8 / 255), criterion=criterion), loaded.clean)
-    x_adv = bound.spec(model, x, y)
-
 Rejectors are fitted on clean fit images. Thresholds are chosen on clean cal images, or on the split
 that the operating point names. No adversarial example is used, and a test image only if named.
 """

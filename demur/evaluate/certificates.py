@@ -1,8 +1,5 @@
 """Certificates: statistical guarantees about a rejector of a run, and retests of them on records.
 
-    certificate = issue(loaded, "R-Con", Risk(0.05))  # on clean cal images only
-    retest(certificate, score, record)                   # observed value beside the guarantee
-
 A certificate that was issued on adversarial examples is valid for that attack and radius only.
 """
 
@@ -86,18 +83,13 @@ class Retest(JsonFields):
 
 
 def issue(
-    loaded: LoadedRun,
-    name: AnyName,
-    guarantee: Guarantee,
-    confidence: float | None = None,
-    label: str = "clean",
-    attack: Attack = Clean(),
-) -> IssuedCertificate:
+    loaded: LoadedRun, name: AnyName, guarantee: Guarantee, confidence: float | None = None,
+    label: str = "clean", attack: Attack = Clean(),
+) -> IssuedCertificate:  # fmt: skip
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
-    The rejector is given by its name in the recipe, a spec as text, a class or an instance. The
-    certificate is valid under the attack only; `label` is its name. None as the confidence takes
-    the guarantee's own. Uncertified is raised if no threshold gives the guarantee.
+    It is valid under the attack only, whose name is `label`. None as the confidence takes the
+    guarantee's own. Uncertified is raised if no threshold gives the guarantee.
     """
     ((name, rejector),) = rejectors_named(name, loaded.run.recipe).items()
     rejector = loaded.fitted(rejector)

@@ -1,9 +1,4 @@
-"""Attack against attack, rejector against rejector and net against net, paired by image.
-
-compare("digits-pgdat-rr", ["pgd-20", "adaptive"], "R-Con")[0].both
-compare("digits-pgdat-rr", "pgd-20", ["Con", "R-Con"])
-compare("digits-pgdat", "pgd-20", against="digits-pgdat-rr")
-"""
+"""Attack against attack, rejector against rejector and net against net, paired by image."""
 
 import math
 from collections.abc import Sequence
@@ -62,13 +57,9 @@ class PairedCounts(NamedTuple):
 
 
 def compare(
-    run: AnyRun,
-    attacks: str | Sequence[str],
-    rejectors: AnyName | Sequence[AnyName] = (),
-    against: AnyRun | None = None,
-    tpr: float = 0.95,
-    split: str = "test",
-) -> list[PairedCounts]:
+    run: AnyRun, attacks: str | Sequence[str], rejectors: AnyName | Sequence[AnyName] = (),
+    against: AnyRun | None = None, tpr: float = 0.95, split: str = "test",
+) -> list[PairedCounts]:  # fmt: skip
     """Compare two attacks, two rejectors or two nets on the same images, from stored records.
 
     Args:

@@ -13,12 +13,7 @@ PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
-CROSS_ENTROPY = CE()
-
-
-def probe(
-    model: Model, x: Tensor, y: Tensor, objective: Objective = CROSS_ENTROPY
-) -> dict[str, int]:
+def probe(model: Model, x: Tensor, y: Tensor, objective: Objective = CE()) -> dict[str, int]:
     """Count images whose output differs between two fp32 passes, and zero gradients, of PROBED.
 
     Zero gradients are not counted for a `QueryModel`, which has none.

@@ -1,7 +1,5 @@
 """Run an attack on the net of a run and write the result as a record.
 
-    record = run_attack(LoadedRun(run, "cpu"), "pgd-20", PGD(Linf(0.15), steps=20))
-
 On a GPU the fast engine makes the adversarial examples. The net is evaluated on them at the end, in
 fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
 """
@@ -106,13 +104,9 @@ class LoadedRun:
     """
 
     def __init__(
-        self,
-        run: Run,
-        device: torch.device | str,
-        data_folder: Path | None = None,
-        engine: str = "auto",
-        on_message: Callable[[str], None] = ignore,
-    ) -> None:
+        self, run: Run, device: torch.device | str, data_folder: Path | None = None,
+        engine: str = "auto", on_message: Callable[[str], None] = ignore,
+    ) -> None:  # fmt: skip
         given: Any = device
         if not isinstance(given, torch.device | str):
             kind = type(given).__name__
@@ -123,7 +117,7 @@ class LoadedRun:
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
         self._own_net = ""  # fingerprint of the net as the recipe makes it
-        self._digests: dict[str, str] = {}  # of splits
+        self.split_digests: dict[str, str] = {}
 
     @cached_property
     def net(self) -> RejectingNet:
@@ -262,7 +256,7 @@ class LoadedRun:
             self.run.check_weights()  # without weights the data would not help: report that first
             raise
         expected = self.run.checkpoint.get("data", {}).get(split)  # older runs have none
-        found = self._digests[split] = self._digests.get(split) or images.digest()
+        found = self.split_digests[split] = self.split_digests.get(split) or images.digest()
         if expected not in (None, found):
             raise BadInput(
                 f"the {split} images or labels are not those that {self.run.name} was trained "
@@ -270,10 +264,6 @@ class LoadedRun:
                 "train again"
             )
         return images
-
-    def data_digest(self, images: Images, options: RecordOptions) -> str:
-        """Digest of the images to attack, which `checked_split` knows of a whole split."""
-        return images.digest() if options.n is not None else self._digests[options.split]
 
     def clean(self, split: str, *rejectors: ImageRejector) -> Record:
         """Record of the clean images of a split, made if there is none, and cached.
@@ -375,13 +365,13 @@ class _Recording:
 
     def inputs(self) -> dict[str, Any]:
         """Everything that determines a record; the digest of these values identifies it."""
-        loaded, options = self.loaded, self.options
+        loaded, options, whole = self.loaded, self.options, self.options.n is None
         inputs = {
             "attack": digest(self.attack),
             "thresholds": self.bound.thresholds,
             "fitted": self.bound.fitted,
             "weights": loaded.run.checkpoint["weights"],
-            "data": loaded.data_digest(self.images, options),
+            "data": loaded.split_digests[options.split] if whole else self.images.digest(),
             "split": options.split,
             "features": options.keep_features,
             "images": min(options.keep_images, len(self.images)),

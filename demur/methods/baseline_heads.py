@@ -66,11 +66,6 @@ class EBD(Head):
     def needs_clean(self) -> bool:
         return self.outside == "attacked"
 
-    @property
-    def is_mean_over_images(self) -> bool:
-        # outside=wrong divides by the numbers of correct and wrong predictions in the batch
-        return self.outside == "attacked"
-
 
 @dataclass(frozen=True)
 class SNet(Head):
@@ -120,10 +115,6 @@ class SNet(Head):
 
     def rejectors(self) -> dict[str, Rejector]:
         return {"SNet": Rectifier()}
-
-    @property
-    def is_mean_over_images(self) -> bool:
-        return False  # coverage is a statistic of the batch
 
     def adapt_framework(self, framework: Framework) -> Framework:
         if not framework.one_loss_per_image:
@@ -243,11 +234,6 @@ class CARL(Head):
     @property
     def needs_input_gradient(self) -> bool:
         return self.grad_penalty > 0
-
-    @property
-    def is_mean_over_images(self) -> bool:
-        # the paper's form divides the norm by the batch size once more
-        return self.form == "authors" or not self.needs_input_gradient
 
     def _gradient_penalty(self, clean: LabelledOutput) -> Tensor:
         """Weighted L1 norm of the margin's gradient at each clean image, N."""

@@ -102,11 +102,6 @@ class Head(Spec, ABC):
         return False
 
     @property
-    def is_mean_over_images(self) -> bool:
-        """Whether the loss is a mean of terms that depend on one image each."""
-        return True
-
-    @property
     def needs_input_gradient(self) -> bool:
         """Whether the loss contains a gradient with respect to the clean images."""
         return False

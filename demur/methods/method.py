@@ -61,15 +61,6 @@ class Method(Spec):
                 "head_only needs a framework with one loss per attacked image; use PGDAT"
             )
 
-    @property
-    def is_mean_over_images(self) -> bool:
-        """Whether the loss of a batch is the mean of the losses of its equal parts."""
-        return (
-            self.head.is_mean_over_images
-            and self.framework.one_loss_per_image
-            and not self.head_only
-        )
-
     def scaled(self, factor: float) -> "Method":
         """Method whose attack, if it has one, has `factor` times the eps."""
         framework: Any = self.framework

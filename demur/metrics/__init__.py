@@ -5,13 +5,11 @@ from demur.metrics.intervals import (
     Difference,
     Interval,
     Resamples,
-    bootstrap,
     percentiles,
     resampled_difference,
     wilson,
 )
 from demur.metrics.rejection import (
-    Curve,
     OperatingStats,
     accuracy,
     augrc,
@@ -33,9 +31,9 @@ from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
 from demur.metrics.worst_case import WorstCase
 
 __all__ = [
-    "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
+    "BoolArray", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
     "WorstCase", "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval",
-    "bootstrap", "coverage_at_risk", "eaurc", "ece", "fpr_at_tpr", "paper_stats",
+    "coverage_at_risk", "eaurc", "ece", "fpr_at_tpr", "paper_stats",
     "paper_threshold", "percentiles", "resampled_difference", "risk_at_coverage",
     "risk_coverage", "stats_at_threshold", "stats_of_verdicts", "threshold_at_tpr", "wilson",
 ]  # fmt: skip

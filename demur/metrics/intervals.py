@@ -1,11 +1,6 @@
-"""Confidence intervals: Wilson, bootstrap, and paired differences, over shared resamples.
-
-wilson(380, 400)                      # of a share
-bootstrap(auroc, score, correct)      # of any statistic, over resamples of the images
-"""
+"""Confidence intervals: Wilson, and paired differences over shared resamples of the images."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -15,16 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from demur.errors import BadInput
-from demur.metrics.checks import (
-    BoolArray,
-    FloatArray,
-    as_decimal,
-    check_shape,
-    check_share,
-    flags,
-    same_length,
-    scored_pair,
-)
+from demur.metrics.checks import BoolArray, FloatArray, as_decimal, check_share, flags, scored_pair
 
 RESAMPLES = 500
 BLOCK_SIZE = 200_000  # entries of one array that fits into the processor's cache
@@ -62,30 +48,6 @@ def wilson(k: float, n: int, level: float = 0.95) -> Interval:
     return Interval(centre - half if k > 0 else 0.0, centre + half if k < n else 1.0)
 
 
-def bootstrap(
-    statistic: Callable[..., float],
-    *arrays: ArrayLike,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """Percentile interval of statistic(*arrays) over resamples of the images.
-
-    All arrays are resampled with the same indices.
-    """
-    samples = {f"array {i}": np.asarray(array) for i, array in enumerate(arrays, 1)}
-    if not samples or resamples < 1:
-        raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
-    for name, sample in samples.items():
-        check_shape(sample, name)
-    n, generator = same_length(**samples), np.random.default_rng(seed)
-    drawn = (generator.integers(n, size=n) for _ in range(resamples))
-    values = np.array([statistic(*(one[rows] for one in samples.values())) for rows in drawn])
-    if np.isnan(values).any():
-        raise BadInput("the statistic is NaN on a resample; use one defined for every resample")
-    return percentiles(values, level)
-
-
 def resampled_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:
     """Difference with its interval and p-value from the differences on the resamples."""
     # counting the sample itself as one more resample keeps p above 0
@@ -107,16 +69,12 @@ def percentiles(values: FloatArray, level: float) -> Interval:
 class Resamples:
     """How often each image occurs in each resample.
 
-    Scores are sorted once; a resample only changes how often each image counts. A threshold is
-    searched near that of the whole sample, and sums over all other images are one matrix
-    product.
-
-    Metrics take `copies` values per image, those of all images once, then again: an image is drawn
-    with all of its copies.
+    Scores are sorted once. A threshold is searched near that of the whole sample, and sums over all
+    other images are one matrix product.
     """
 
     counts: CountArray  # images, resamples
-    copies: int = 1
+    copies: int = 1  # values per image: those of all images once, then again
 
     @staticmethod
     @lru_cache(maxsize=2)

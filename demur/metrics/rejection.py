@@ -2,9 +2,6 @@
 
 `score` has one value per image, higher for images to accept and -inf for images never accepted;
 `correct` says whether the prediction is correct.
-
-    stats = paper_stats(score, correct)
-    f"accuracy {stats.accuracy:.1%} at coverage {stats.coverage:.1%}; AUROC {auroc(score, correct)}"
 """
 
 import math
@@ -16,14 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.errors import BadInput
-from demur.metrics.checks import (
-    BoolArray,
-    FloatArray,
-    check_share,
-    flags,
-    same_length,
-    scored_pair,
-)
+from demur.metrics.checks import BoolArray, FloatArray, check_share, flags, same_length, scored_pair
 from demur.metrics.intervals import Difference, Interval, wilson
 from demur.metrics.thresholds import paper_threshold, score_levels, threshold_at_tpr
 

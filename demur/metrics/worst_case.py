@@ -1,9 +1,5 @@
 """Accepted errors at every threshold, from the highest score of a wrong prediction per image.
 
-    case = WorstCase.of(clean_score, worst_score)     # worst_score: -inf where none was found
-    case.accepted_errors(0.5)                         # share of images wrong and accepted at 0.5
-    case.augrc                                        # mean of it over the clean scores
-
 The numbers are those of the attack that found the scores. A stronger attack can only raise them.
 """
 
@@ -15,10 +11,11 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from demur.metrics.checks import FloatArray, check_share, floats, same_length
+from demur.metrics.checks import FloatArray, floats, same_length
 from demur.metrics.intervals import Difference, Interval, wilson
 from demur.metrics.rejection import Curve
 
+Z = NormalDist().inv_cdf((1 + 0.95) / 2)  # half-width of a 95% interval in standard errors
 NEVER_ACCEPTED = -float(np.finfo(np.float64).max)  # a clean score that no threshold accepts
 
 
@@ -49,8 +46,8 @@ class WorstCase:
         """Images with a wrong prediction that reaches the threshold."""
         return int((self.worst >= max(threshold, NEVER_ACCEPTED)).sum())
 
-    def interval(self, threshold: float, level: float = 0.95) -> Interval:
-        return wilson(self.count(threshold), len(self.worst), level)
+    def interval(self, threshold: float) -> Interval:
+        return wilson(self.count(threshold), len(self.worst))
 
     @cached_property
     def curve(self) -> Curve:
@@ -105,21 +102,20 @@ class WorstCase:
         found: FloatArray = sums[np.searchsorted(self.clean[order], values, "right")]
         return found
 
-    def augrc_interval(self, level: float = 0.95) -> Interval:
-        return _around(self.augrc, self._influence, level)
+    def augrc_interval(self) -> Interval:
+        return _around(self.augrc, self._influence)
 
-    def aurc_interval(self, level: float = 0.95) -> Interval:
+    def aurc_interval(self) -> Interval:
         risk, kept = self._risks
         errors = self._mean_up_to(self.worst, 1 / kept) + risk
-        return _around(self.aurc, errors - self._mean_up_to(self.accepted, risk / kept), level)
+        return _around(self.aurc, errors - self._mean_up_to(self.accepted, risk / kept))
 
-    def augrc_difference(self, other: "WorstCase", level: float = 0.95) -> Difference:
+    def augrc_difference(self, other: "WorstCase") -> Difference:
         """AUGRC of this minus that of another rejector on the same images, with its interval."""
         same_length(clean=self.clean, other=other.clean)
         gap, influence = self.augrc - other.augrc, self._influence - other._influence
-        reach = _reach(influence, level)
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        p = 2 * NormalDist().cdf(-abs(gap) * z / reach) if reach > 0 else float(gap == 0)
+        reach = _reach(influence)
+        p = 2 * NormalDist().cdf(-abs(gap) * Z / reach) if reach > 0 else float(gap == 0)
         return Difference(gap, max(-1.0, gap - reach), min(1.0, gap + reach), p)
 
 
@@ -129,15 +125,13 @@ def _shares_at_least(values: FloatArray, thresholds: FloatArray) -> FloatArray:
     return shares
 
 
-def _around(value: float, influence: FloatArray, level: float) -> Interval:
-    reach = _reach(influence, level)
+def _around(value: float, influence: FloatArray) -> Interval:
+    reach = _reach(influence)
     return Interval(max(0.0, value - reach), min(1.0, value + reach))
 
 
-def _reach(influence: FloatArray, level: float) -> float:
-    """Half the width of the interval of a mean of these values."""
-    check_share("level", level)
+def _reach(influence: FloatArray) -> float:
+    """Half the width of the 95% interval of a mean of these values."""
     if len(influence) < 2:
         return 1.0
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    return z * float(influence.std(ddof=1)) / math.sqrt(len(influence))
+    return Z * float(influence.std(ddof=1)) / math.sqrt(len(influence))

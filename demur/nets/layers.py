@@ -1,21 +1,17 @@
-"""Convolutions without bias, computed in the way that is fast here, and batch norm over processes.
+"""Convolutions without bias, computed in the way that is fast here, and batch norm.
 
 An attack needs the input gradient at every step. On CPUs without tuned kernels for it (ARM, small
 maps) it costs up to ten forward passes; here it is a convolution itself. On a GPU few input
-channels are padded to eight, and 1x1 convolutions are matrix products. On a CPU a convolution of
-tiny maps with a frozen weight is one matrix product.
+channels are padded to eight, and 1x1 convolutions are matrix products.
 """
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, pad, pixel_shuffle
 from torch.nn.grad import conv2d_weight
 from torch.nn.modules.batchnorm import _BatchNorm
-
-from demur import distributed
 
 MIN_CHANNELS = 8  # with fewer input channels a GPU convolution is slow
 ALIGNMENT = 8  # GPU matrix products are fast for multiples of this size
@@ -33,7 +29,8 @@ class Conv3x3(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_small_matrix(x):
             return self._matrix_product(x)
-        if _needs_cpu_input_gradient(x):
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if on_cpu and torch.is_grad_enabled() and x.requires_grad:
             out: Tensor = _Convolution.apply(x, self.weight, self.stride[0], self.frozen_weight)  # type: ignore[no-untyped-call]
             return out
         if x.is_cuda and self.in_channels < MIN_CHANNELS and self.stride == (1, 1):
@@ -79,11 +76,6 @@ def conv1x1_matmul(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor
     """Return a 1x1 convolution, computed as a matrix product."""
     pixels = x[:, :, :: stride[0], :: stride[1]].movedim(1, -1)  # N, H, W, C
     return (pixels @ weight[:, :, 0, 0].t()).movedim(-1, 1)
-
-
-def _needs_cpu_input_gradient(x: Tensor) -> bool:
-    needs_gradient = torch.is_grad_enabled() and x.requires_grad
-    return needs_gradient and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 class _Convolution(torch.autograd.Function):
@@ -190,16 +182,12 @@ def autocast_like(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 class Norm(_BatchNorm):
-    """Batch norm; `synchronised` uses the statistics of all processes."""
-
-    synchronised = False
+    """Batch norm; with momentum 0 it keeps its running statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or (self.momentum != 0 and not _spans_processes(self)):
+        if not self.training or self.momentum != 0:
             return super().forward(x)
-        if _spans_processes(self):
-            return _normalise_over_processes(self, x)
-        # momentum 0 updates no running statistics; without them torch.compile drops unused outputs
+        # without running statistics torch.compile drops unused outputs
         return batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
@@ -209,65 +197,3 @@ class Norm2d(Norm, nn.BatchNorm2d):
 
 class Norm1d(Norm, nn.BatchNorm1d):
     """Batch norm of features N, C."""
-
-
-def synchronise_batch_norm(net: nn.Module) -> None:
-    """Make every batch norm of a net normalise by the statistics of all processes.
-
-    The all-reduce is ours, so it also works between CPUs; torch's SyncBatchNorm needs GPUs.
-    """
-    for module in net.modules():
-        if isinstance(module, Norm):
-            module.synchronised = True
-
-
-def _spans_processes(norm: Norm) -> bool:
-    return norm.synchronised and distributed.current().size > 1
-
-
-def _normalise_over_processes(norm: Norm, x: Tensor) -> Tensor:
-    """Apply batch norm in train mode with the statistics of all processes' images."""
-    dims = [d for d in range(x.ndim) if d != 1]
-    wide = x.to(norm.weight.dtype)
-    count = _all_reduce_sum(wide.new_full((), x.numel() / x.shape[1]))
-    mean = _all_reduce_sum(wide.sum(dims)) / count
-    centred = wide - _per_channel(mean, x)
-    variance = _all_reduce_sum((centred * centred).sum(dims)) / count
-    if norm.momentum != 0:
-        _update_running_statistics(norm, mean, variance * count / (count - 1))
-    scale = norm.weight * (variance + norm.eps).rsqrt()
-    return (centred * _per_channel(scale, x) + _per_channel(norm.bias, x)).to(x.dtype)
-
-
-@torch.no_grad()
-def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
-    momentum = norm.momentum
-    assert momentum is not None and norm.num_batches_tracked is not None
-    norm.get_buffer("running_mean").lerp_(mean, momentum)
-    norm.get_buffer("running_var").lerp_(variance, momentum)
-    norm.num_batches_tracked.add_(1)
-
-
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    return values.view(-1, *([1] * (x.ndim - 2)))
-
-
-def _all_reduce_sum(values: Tensor) -> Tensor:
-    total: Tensor = _AllReduceSum.apply(values)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _AllReduceSum(torch.autograd.Function):
-    """Sum over processes; the gradient is the sum of the processes' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        total = grads[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total

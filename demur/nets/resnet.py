@@ -55,14 +55,9 @@ class ResidualTrunk(Trunk):
     """
 
     def __init__(
-        self,
-        channels: int,
-        stem: int,
-        widths: Sequence[int],
-        depth: int,
-        large: bool = False,
+        self, channels: int, stem: int, widths: Sequence[int], depth: int, large: bool = False,
         activation: Activation = "relu",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.activation = activation
         self.dims = tuple(widths)

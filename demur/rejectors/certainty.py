@@ -1,9 +1,7 @@
 """Certainty measures of an output (paper, section 3), and the loss that trains R-Con.
 
-    con(out), rcon(out), tcon(out, y)   # confidence, rectified confidence, true confidence
-
-Products and saturated softmaxes are computed in log space so that gradients do not vanish:
-log rcon = log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
+Products and saturated softmaxes are computed in log space so that gradients do not vanish: log rcon
+= log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
 """
 
 from typing import Literal
@@ -125,13 +123,9 @@ def log_certainty(
 
 
 def rr_loss_per_image(
-    out: Output,
-    y: Tensor,
-    target: Tensor,
-    construction: Construction = "product",
-    rr_loss: RRLossKind = "bce",
-    tau: float = 1.0,
-) -> Tensor:
+    out: Output, y: Tensor, target: Tensor, construction: Construction = "product",
+    rr_loss: RRLossKind = "bce", tau: float = 1.0,
+) -> Tensor:  # fmt: skip
     """Loss between r = R-Con and the target t = T-Con, N.
 
     "bce":      -t log r - (1 - t) log(1 - r)  (Eq. 7), minimised by the mean of t

@@ -1,11 +1,4 @@
-"""Rejectors fitted by the covariance of features: Gaussians per class, and virtual logits.
-
-GDA()                       # Lee et al. 2018 on one layer: one covariance for all classes
-GDAStar(), GMM()            # one per class; distance to the nearest or to the predicted class
-GMM(inverse="pseudo")       # ignores directions in which the class has no variance
-GDA(inverse="reference")    # the ridge of the paper's code, which is hardly one
-ViM()                       # Wang et al. 2022: energy minus a residual of the feature
-"""
+"""Rejectors fitted by the covariance of features: Gaussians per class, and virtual logits."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -132,11 +125,7 @@ class GDAStar(ByClass):
 
         score = -min_c (z - mu_c)^T S_c^-1 (z - mu_c)
 
-    Args:
-        inverse: "ridge" adds a multiple of the identity to S_c; "pseudo": pseudo-inverse.
-            "reference" adds 1e-10 / N.
-        ridge: The multiple, relative to the mean variance.
-        log_det: Subtract log det S_c, so that the score is a log density.
+    `inverse` and `ridge` are those of `GDA`; `log_det` subtracts log det S_c.
 
     Example:
         >>> import torch
@@ -157,11 +146,7 @@ class GMM(ByClass):
 
     The name is the paper's. It is one Gaussian per class, not a mixture.
 
-    Args:
-        inverse: "ridge" adds a multiple of the identity to S_k; "pseudo": pseudo-inverse.
-            "reference" adds 1e-10 / N.
-        ridge: The multiple, relative to the mean variance.
-        log_det: Subtract log det S_k, so that the score is a log density.
+    `inverse` and `ridge` are those of `GDA`; `log_det` subtracts log det S_k.
 
     Example:
         >>> import torch

@@ -1,9 +1,5 @@
 """Density rejectors: kernel density, local intrinsic dimension and nearest neighbours.
 
-KD(sigma=1e-3)      # Feinman et al. 2017, with the kernel of the reference code
-LID(k=600)          # Ma et al. 2018, on one layer and a fixed bank
-KNN(k=50)           # Sun et al. 2022
-
 Each compares the last feature with a bank of features of correctly classified images.
 """
 

@@ -1,8 +1,5 @@
 """Rejectors that see the images and query the net; consistency under small PGD steps.
 
-    CPR(radius=0.0055)              # the prediction survives ten steps away from it
-    Consistency(radius=4/255)       # the probability that it keeps, as a logit
-
 Attacks, records and guards read scores off an `Output`. `with_columns` therefore replaces each such
 rejector in a spec by an `ImageColumn`, and `ImageScoreModel` appends its values to the auxiliary
 output of the model.
@@ -248,13 +245,8 @@ class CPR(Consistency):
     """1 where the prediction stays the same after PGD steps away from it, else 0.
 
     Consistent prediction-based rejection (Chen et al. 2023, arXiv 2305.01139). Attacks use the
-    gradient of the margin of the prediction after the steps.
-
-    Args:
-        radius: Linf radius of the ball; the default is that of the authors for CIFAR-10.
-        steps: PGD steps.
-        step_size: Size of a step.
-        gradient: As of `Consistency`.
+    gradient of the margin of the prediction after the steps. The fields are those of `Consistency`,
+    with the radius of the authors for CIFAR-10.
 
     Example:
         >>> import torch

@@ -78,9 +78,6 @@ class SigmoidScore(OutputScore, ABC):
 class Con(LogitScore):
     """Confidence: the largest class probability, con = max_l p_l.
 
-    Args:
-        tau: Softmax temperature.
-
     Example:
         >>> import torch
         >>> from demur import Con, Output
@@ -104,9 +101,6 @@ class RCon(LogitScore):
     """Rectified confidence, R-Con = con * A (Eq. 6): an estimate of the true confidence T-Con.
 
     A is the sigmoid of the first auxiliary output; a net without one raises BadInput.
-
-    Args:
-        tau: Softmax temperature of con.
 
     Example:
         >>> import torch
@@ -194,9 +188,6 @@ class ConMinusRectifier(LogitScore):
 class SoftmaxMargin(LogitScore):
     """The largest class probability minus the second largest, p_(1) - p_(2).
 
-    Args:
-        tau: Softmax temperature.
-
     Example:
         >>> import torch
         >>> from demur import Output, SoftmaxMargin
@@ -220,9 +211,6 @@ class SoftmaxMargin(LogitScore):
 class Entropy(LogitScore):
     """Minus the entropy of the class probabilities, sum_l p_l log p_l.
 
-    Args:
-        tau: Softmax temperature.
-
     Example:
         >>> import torch
         >>> from demur import Entropy, Output
@@ -238,9 +226,6 @@ class Entropy(LogitScore):
 @dataclass(frozen=True)
 class MaxLogit(LogitScore):
     """The largest logit divided by the temperature, max_l z_l / tau.
-
-    Args:
-        tau: Temperature.
 
     Example:
         >>> import torch
@@ -259,9 +244,6 @@ class MaxLogit(LogitScore):
 @dataclass(frozen=True)
 class Energy(LogitScore):
     """Negative free energy, tau * logsumexp(z / tau) (Liu et al. 2020).
-
-    Args:
-        tau: Temperature.
 
     Example:
         >>> import torch

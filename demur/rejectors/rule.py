@@ -1,11 +1,7 @@
 """Scores, the rejectors that fit them, and rules that accept by thresholds.
 
-    rule = score.rule(0.7)
-    rule.accepted(out)      # score >= 0.7
-    rule.margin(out)        # score - 0.7; for coupled scores the smallest of the margins
-
-A Score is a differentiable function of an Output, so that attacks can target it. A FittedScore is
-a module with buffers; more than CHUNK images are scored in chunks, which bounds the memory.
+A Score is a differentiable function of an Output, so that attacks can target it. A FittedScore is a
+module with buffers; more than CHUNK images are scored in chunks, which bounds the memory.
 """
 
 import math

@@ -1,14 +1,12 @@
 """JSON files of a run: their keys and types, checked whenever one is read; and provenance.
 
-metadata = read_metadata(run.path / "checkpoint.json", CHECKPOINT, remedy)
-
 Keys that a schema does not name are provenance and may hold anything.
 """
 
 import platform
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -139,14 +137,7 @@ def provenance(device: torch.device) -> dict[str, str | int]:
         "code": code_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # with the build, since results depend on it
-        **{name: _installed_version(name) for name in LIBRARIES},
+        **{name: version(name) for name in LIBRARIES},
         "device": f"{device} ({kind})",
         "threads": torch.get_num_threads(),
     }
-
-
-def _installed_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"

@@ -1,10 +1,5 @@
 """A record: the net's output for every image of one attack, and the metadata of that attack.
 
-    record.output             # logits, features and aux as an Output
-    record.correct            # N, bool
-    record.metadata["spec"]   # the attack as text
-    run.records().to_pandas() # one table, a line per image and record
-
 An attack takes hours and scoring takes seconds, so rejectors, metrics and figures read records.
 """
 
@@ -46,7 +41,6 @@ from demur.spec import read, show
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
 TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
 NOTEBOOK = "'demur[notebook]'"
@@ -426,11 +420,6 @@ class Records(list[Record]):
                     "coverage_at_risk": metrics.coverage_at_risk(columns[name], right, risk),
                 })  # fmt: skip
         return pandas.DataFrame(lines)
-
-    def to_arrow(self) -> "pyarrow.Table":
-        """Return the table of `to_pandas` as a pyarrow table."""
-        table = import_optional("pyarrow", "this needs pyarrow", NOTEBOOK).Table
-        return table.from_pandas(self.to_pandas(), preserve_index=False)
 
 
 def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, NDArray[Any]]:

@@ -1,11 +1,6 @@
 """A run folder: a recipe, the weights trained from it, and the records of attacks on them.
 
-runs/NAME/recipe.txt         every field of the recipe, defaults too
-         model.safetensors   weights of the selected epoch
-         checkpoint.json     which epoch was selected, and why
-         metrics.jsonl       one line per epoch; data.csv: the splits of a user's own images
-         records/            one record per attack
-         state/              resume state of an unfinished training
+docs/reference/files.md describes the files.
 """
 
 import json

@@ -1,7 +1,5 @@
 """Trained nets that come with demur: run folders with quantised weights.
 
-    Run.open("cifar10-best")        # unless a run of that name is in ./runs
-
 Their records are of attacks on exactly these weights. They lie in `zoo/` of a checkout; the
 environment variable DEMUR_ZOO names another folder.
 """

@@ -1,9 +1,5 @@
 """Sanity checks: signs that an evaluation overestimates robustness, from records and scores.
 
-    for check in run_checks(records, evaluation):
-        check.flags                       # observations and remedies
-        check.missing, check.needed_attack   # or the record that the check needs, and its attack
-
 A new check is a function of the Evidence and an entry in CHECKS; docs/sanity.md describes each.
 """
 

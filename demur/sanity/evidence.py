@@ -1,9 +1,6 @@
-"""Records prepared for the sanity checks: parsed attacks and their order by strength,
-paired images and cached scores.
-"""
+"""Records prepared for the sanity checks: parsed attacks, paired images and cached scores."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,16 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from demur.attacks import (
-    CE,
-    PGD,
-    AcceptedError,
-    Attack,
-    Clean,
-    Corruption,
-    Misclassified,
-    PlusLogScore,
-)
+from demur.attacks import AcceptedError, Attack, Clean, Corruption, PlusLogScore
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
@@ -30,7 +18,7 @@ from demur.evaluate.record_scores import JsonFields, can_score, values
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
-from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
+from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import Spec, read, show, specs_in
@@ -39,63 +27,9 @@ SIGNIFICANCE = 0.01  # of one comparison
 TOLERATED = 0.05  # share of images that may be unusual without a flag
 
 
-def weaker(one: Attack, other: Attack) -> bool:
-    """Whether `one` should break no more images than `other`.
-
-    Only undisputed pairs are ordered; no conclusion is drawn from any other pair.
-    """
-    if isinstance(other, Clean) or isinstance(one, Clean):
-        return not isinstance(other, Clean)
-    if ball_of(one) != ball_of(other):
-        return False
-    if smaller_budget(one, other):
-        return True
-    parts, enough = other.parts, one.gradient_queries <= other.gradient_queries
-    by_part = any(not_larger(one, part) for part in parts)
-    return by_part or (bool(parts) and is_plain(one) and enough)
-
-
-def smaller_budget(one: Attack, other: Attack) -> bool:
-    """Whether both are the same attack and `one` has a smaller budget."""
-    return not_larger(one, other) and not not_larger(other, one)
-
-
-def not_larger(one: Any, other: Any) -> bool:
-    """Whether both are the same attack except for seeds, and no budget of `one` is larger."""
-    if type(one) is not type(other) or not isinstance(one, Attack):
-        return bool(one == other)
-    for f in fields(one):
-        ours, theirs = getattr(one, f.name), getattr(other, f.name)
-        if f.name in one.budget_fields:
-            if theirs is not None and (ours is None or ours > theirs):  # None has no limit
-                return False
-        elif f.name == "keep":
-            if (ours, theirs) == ("success", "max_objective"):
-                return False
-        elif f.name != "seed" and not not_larger(ours, theirs):
-            return False
-    return True
-
-
-def weaker_against(one: Attack, other: Attack) -> bool:
-    """Whether `one` should cause no more accepted errors of the rejector that `other` targets."""
-    if isinstance(one, Clean):
-        return True
-    if ball_of(one) != ball_of(other):
-        return False
-    enough = one.gradient_queries <= other.gradient_queries
-    return smaller_budget(one, other) or (is_plain(one) and enough)
-
-
 def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
     """Parts of an attack that name the rejector whose accepted errors it seeks."""
     return [part for part in specs_in(attack) if isinstance(part, AcceptedError | PlusLogScore)]
-
-
-def is_plain(attack: Attack) -> bool:
-    """Whether an attack is PGD on the cross-entropy."""
-    parts = (CE(), Misclassified())
-    return isinstance(attack, PGD) and (attack.objective, attack.criterion) == parts
 
 
 def ball_of(attack: Attack) -> Ball | None:
@@ -228,12 +162,6 @@ def common_images(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, Int
     return ours, theirs
 
 
-def mcnemar_p_value(first: BoolArray, second: BoolArray) -> float:
-    """Exact one-sided p of McNemar's test that `first` holds more often than `second`."""
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return float(binomial_sf(only_first, only_first + only_second, 0.5))
-
-
 def too_many(unusual: int, total: int) -> bool:
     """Whether a share of images is significantly above TOLERATED."""
     return bool(binomial_sf(unusual, total, TOLERATED) < SIGNIFICANCE)
@@ -244,41 +172,11 @@ def share(part: BoolArray) -> str:
     return f"{100 * float(part.mean()):.1f}%"
 
 
-def most_significant(
-    found: Sequence[tuple[str, BoolArray, BoolArray]],
-) -> tuple[float, str, BoolArray, BoolArray, str] | None:
-    """Of rejectors with two answers for each image, that whose first one holds more often.
-
-    Returns the smallest p-value, the rejector with its answers, and words about others that are
-    significant, too; None if no rejector is.
-    """
-    tested = [(mcnemar_p_value(a, b), name, a, b) for name, a, b in found]
-    tested = [one for one in tested if one[0] < SIGNIFICANCE / len(found)]
-    if not tested:
-        return None
-    ranked = sorted(tested, key=lambda one: (one[0], -float(one[2].mean()), one[1]))
-    (p, name, first, second), *others = ranked
-    also = f"; the same with {joined_names([one[1] for one in others])}" if others else ""
-    return p, name, first, second, also
-
-
 def joined_names(names: Sequence[str]) -> str:
     """Names for a sentence: the first three and the number of others."""
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
     *most, last = [*names[:3], *more]
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def is_named_attack(record: Record) -> bool:
-    """Whether the label of a record is a named attack, with or without changes."""
-    return record.label.partition(":")[0] in NAMED_ATTACKS
-
-
-def with_change(label: str, key: str, value: str) -> str:
-    """Label of a named attack with one more change, as the command takes it."""
-    name, _, changes = label.partition(":")
-    others = [c for c in changes.split(",") if c and not re.match(rf"(\w+\.)?{key}=", c)]
-    return f"{name}:{','.join([*others, f'{key}={value}'])}"
 
 
 def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:

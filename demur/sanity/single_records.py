@@ -93,13 +93,9 @@ def zero_gradients(evidence: Evidence) -> CheckResult:
 
 
 def _check_probes(
-    evidence: Evidence,
-    kind: str,
-    entry: str,
-    is_unusual: Callable[[int, int], bool],
-    observation: str,
-    remedy: str,
-) -> CheckResult:
+    evidence: Evidence, kind: str, entry: str, is_unusual: Callable[[int, int], bool],
+    observation: str, remedy: str,
+) -> CheckResult:  # fmt: skip
     """Check an entry of the probes that were made with the records; old records have none."""
     probes = {
         parsed.name: parsed.record.metadata["probe"]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from demur.spec import Spec, show, specs_in
 from demur.spec.importing import import_object, is_import_path
-from demur.spec.spec import Spec, show, specs_in
 
 LIBRARIES = {"demur", "torch", *sys.stdlib_module_names} - {"__main__"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -1,8 +1,8 @@
 """Import what a text "module:name" names, by one rule for recipes, nets, guards and audits.
 
-A module is code, and a file that names one may come from anybody. Something is imported only if
-the user typed its name in this process, or if the environment variable DEMUR_MODULES names its
-module. Of a module that the program has imported already, a class of a given kind may be used.
+Something is imported only if the user typed its name in this process, or if the environment
+variable DEMUR_MODULES names its module. Of a module that the program has imported already, a class
+of a given kind may be used.
 """
 
 import os

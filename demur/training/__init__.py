@@ -9,7 +9,6 @@ from demur.training.loop import (
     Training,
     Validator,
     base_of,
-    check_divisible,
     check_trainable,
     train,
 )
@@ -18,5 +17,5 @@ from demur.training.step import PlainSteps
 
 __all__ = [
     "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "Validator", "base_of",
-    "check_divisible", "check_trainable", "train",
+    "check_trainable", "train",
 ]  # fmt: skip

@@ -24,7 +24,6 @@ from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, Diverged
 from demur.files.atomic import content_digest, write_text
 from demur.methods import attack_mode
-from demur.nets.layers import synchronise_batch_norm
 from demur.numerics import tf32, use_precision
 from demur.output import prediction
 from demur.progress import ignore
@@ -74,7 +73,6 @@ def train(
     data_folder: Path | None = None,
     on_progress: ProgressCallback = ignore,
     engine: str = "auto",
-    sync_bn: bool = False,
     on_message: MessageCallback = ignore,
     logs: Sequence[str | MakeLog] = (),
 ) -> Run:
@@ -89,7 +87,6 @@ def train(
         data_folder: where the data set is; None: the usual places.
         on_progress: called with a Progress after every step and every epoch.
         engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
-        sync_bn: compute batch-norm statistics over all processes.
         on_message: called with sentences about the data and the choice of the engine.
         logs: "csv", "tensorboard", "mlflow", "wandb" or functions; see `demur.training.logs`.
 
@@ -114,13 +111,12 @@ def train(
         Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits, world.size)
-    check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
     opened = Logs(logs, folder, on_message)  # raises before anything is written
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.has_weights):
-            plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
+            plan = choose_plan(engine, recipe, device, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
             if world.is_leader and (listing := recipe.data.listing(data_folder)) is not None:
                 write_text(run.path / LISTING, listing)
@@ -155,15 +151,6 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
         )
 
 
-def check_divisible(recipe: Recipe, processes: int, sync_bn: bool) -> None:
-    """Raise BadInput if synchronised processes would not compute the loss of the whole batch."""
-    if processes > 1 and not recipe.method.is_mean_over_images and sync_bn:
-        raise BadInput(
-            f"the loss of {show(recipe.method)} is not a mean over images, so its value differs "
-            f"between {processes} processes and one; leave out --sync-bn if that is meant"
-        )
-
-
 class Training:
     """The training of one run: its state, its steps and the loop over epochs."""
 
@@ -179,8 +166,6 @@ class Training:
         split = recipe.selection_split  # None if the last epoch is selected
         self.selection_images = None if split is None else splits[split].to(device)
         state = TrainState(recipe, device, plan.channels_last, plan.precision, self.world)
-        if plan.sync_bn:
-            synchronise_batch_norm(state.net)
         self.base = base_of(recipe)
         if self.base is not None:
             state.load_base(self.base.net(torch.device("cpu")))
@@ -251,7 +236,7 @@ class Training:
         write_metrics(self.run, state)
         start = time.monotonic()
         if start >= self.next_save and state.epoch < self.recipe.epochs:
-            save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
+            save_state(self.run, state, self.train_state.tensors(), self.best, vars(self.plan))
             self.saved_epoch, end = state.epoch, time.monotonic()
             self.next_save = end + (end - start) / SAVE_TIME_SHARE
         self.logs.write(state.lines)
@@ -279,7 +264,7 @@ class Training:
             "seed": self.recipe.seed,
             "processes": self.world.size,
             **({} if self.base is None else {"base_weights": self.base.checkpoint["weights"]}),
-            **self.plan.metadata(),
+            **vars(self.plan),
             **provenance(self.fit.y.device),
         }
 
@@ -289,7 +274,7 @@ class Training:
             self.steps(i)
             self.on_progress(replace(before, step=i + 1))
         self.world.all_reduce([self.steps.losses])
-        # without --sync-bn each rank has updated its own running statistics
+        # each rank has updated its own running statistics
         self.world.broadcast_tensors(self.train_state.buffers())
         self._check_finite(self.steps.losses, epoch)
         return float(self.steps.losses.mean())

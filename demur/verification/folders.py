@@ -50,20 +50,15 @@ class Finding(NamedTuple):
 class Verification:
     """What `demur.verify` found, and what that rests on.
 
-    Attributes:
-        findings: What is wrong, one sentence each.
-        checked: How often each check was made.
-        unchecked: What could not be checked and why, with how often.
-
     Example:
         >>> from demur import verify
         >>> verify("digits-pgdat-rr", n=2).findings
         []
     """
 
-    findings: list[Finding] = field(default_factory=list)
-    checked: Counter[str] = field(default_factory=Counter)
-    unchecked: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)  # what is wrong
+    checked: Counter[str] = field(default_factory=Counter)  # how often each check was made
+    unchecked: Counter[str] = field(default_factory=Counter)  # what and why, with how often
 
     def to_json(self) -> dict[str, Any]:
         findings = [one._asdict() for one in self.findings]

@@ -1,10 +1,7 @@
 """The base class of objectives, and those of the class logits: any wrong class, or a target.
 
-    UntargetedMargin()    # largest wrong logit - true logit
-    GAMA(), KL()          # compare the output with an earlier one
-
 An attack calls `prepare` once per restart, `at_step` once per step. State tensors have one row per
-image, so that images can leave. `MultiTarget` provides the class of `TargetedMargin` and the like.
+image, so that images can leave. `MultiTarget` provides the class of targeted objectives.
 """
 
 from abc import ABC, abstractmethod
@@ -69,13 +66,7 @@ class Objective(Spec, ABC):
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """Return one value per image, N.
-
-        Args:
-            out: The output of the model.
-            y: True labels, N.
-            *inputs: The tensors that `at_step` returns, `n_inputs` of them.
-        """
+        """Return one value per image, N; `inputs` are the tensors that `at_step` returns."""
 
     @property
     def parts(self) -> tuple["Objective", ...]:

@@ -1,11 +1,4 @@
-"""Adaptive objectives: they use the score of a rejector or an auxiliary output.
-
-PlusLogScore(RCon(), eta=10)            # CE + 10 log R-Con
-WrongConfidence() + 10 * RRLoss()       # confidently wrong where A is wrong
-XiObjective()                           # the error of A, Definition 1
-CARLObjective(), CARLMargin()           # CARL's loss (Laidlaw and Feizi 2019), and as a margin
-RejectionHinge(0.3)                     # ATRO's loss: wrong, or rejected at a cost
-"""
+"""Adaptive objectives: they use the score of a rejector or an auxiliary output."""
 
 import math
 from abc import ABC
