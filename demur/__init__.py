@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         ImageRejector,
         MaxLogit,
         ModelScore,
+        PerClass,
         RCon,
         Rejector,
         Score,
@@ -126,7 +127,7 @@ _MODULES = {
     "recipes": "Recipe recipe",
     "rejectors": (
         "CPR GDA GMM KD KNN LID Con Consistency Coupled Energy Entropy GDAStar ImageRejector "
-        "MaxLogit ModelScore Rejector Score SoftmaxMargin RCon ViM "
+        "MaxLogit ModelScore PerClass Rejector Score SoftmaxMargin RCon ViM "
     ),
     "runs": "Record Records Run",
     "training": "train",
@@ -143,8 +144,8 @@ __all__ = [
     "FactoryNet", "FalseRejection", "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard",
     "GuardResult", "Head", "HeadComparison", "HopSkipJump", "ImageRejector", "Linf", "LoadedRun",
     "MaxLogit", "Method", "MinMargin", "Misclassified", "ModelScore", "ModelWithScore",
-    "MultiTarget", "NoHead", "Objective", "OneCycle", "Output", "OwnImages", "Piecewise",
-    "PlusLogScore", "RCon", "RayS", "Recipe", "Record", "RecordOptions", "Records",
+    "MultiTarget", "NoHead", "Objective", "OneCycle", "Output", "OwnImages", "PerClass",
+    "Piecewise", "PlusLogScore", "RCon", "RayS", "Recipe", "Record", "RecordOptions", "Records",
     "RejectAutoAttack", "RejectClassModel", "Rejected", "Rejector",
     "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet", "Score",
     "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "Verification",

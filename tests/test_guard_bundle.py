@@ -14,7 +14,22 @@ import torch
 from torch import nn
 
 import demur
-from demur import GDA, GMM, KD, KNN, LID, BadInput, Coupled, GDAStar, Guard, LoadedRun, RCon, ViM
+from demur import (
+    GDA,
+    GMM,
+    KD,
+    KNN,
+    LID,
+    BadInput,
+    Con,
+    Coupled,
+    GDAStar,
+    Guard,
+    LoadedRun,
+    PerClass,
+    RCon,
+    ViM,
+)
 from demur.files.atomic import read_json, write_json
 from demur.guards.bundle import CONFIG, WEIGHTS
 from demur.rejectors import Rejector
@@ -22,7 +37,7 @@ from tests.conftest import Command
 
 FITTED: list[Rejector] = [
     KD(0.01, 20), LID(5, 100), KNN(5, 100), GDA(), GDAStar(), GMM(log_det=True), ViM(),
-    Coupled(gate=KNN(5, 100), gate_threshold=-1.0, score=RCon()),
+    PerClass(Con()), Coupled(gate=KNN(5, 100), gate_threshold=-1.0, score=RCon()),
 ]  # fmt: skip
 
 

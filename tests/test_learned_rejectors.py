@@ -12,6 +12,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.neighbors import KernelDensity, NearestNeighbors
 from torch import Tensor
 
+from demur.calibrate import TPR
 from demur.data import CIFAR10, CIFAR100, Digits
 from demur.errors import BadInput
 from demur.output import Output
@@ -21,7 +22,9 @@ from demur.rejectors import (
     KD,
     KNN,
     LID,
+    Con,
     GDAStar,
+    PerClass,
     TooFewImages,
     ViM,
     paper_grid,
@@ -284,3 +287,25 @@ def test_default_settings_are_the_papers() -> None:
     counts = [r.k for r in hundred.values() if isinstance(r, LID)]
     assert counts == [10, 20, 40, 60, 80, 100, 200, 300, 400, 500]
     assert "KD" in KD.baselines(Digits())
+
+
+def test_thresholds_per_class_reject_classes_alike() -> None:
+    """Scores of class 1 are lower: one threshold rejects it alone, PerClass both alike."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(2000) % 2
+    size = (3 - 2.5 * y) * (1 + 0.3 * torch.rand(2000, generator=generator))
+    logits = torch.where(y[:, None] == torch.arange(2), size[:, None] / 2, -size[:, None] / 2)
+    out = Output(logits, logits[:, :0], logits[:, :0])
+    correct = torch.ones(2000, dtype=torch.bool)
+    shares = []
+    for score in (Con(), PerClass(Con(), tpr=0.9).fit(out, y)):
+        values = score(out)
+        threshold = TPR(0.9).threshold(values.double().numpy(), correct.numpy())
+        rejected = values < threshold
+        shares.append([float(rejected[y == label].float().mean()) for label in (0, 1)])
+    assert shares[0] == [0, pytest.approx(0.2, abs=0.01)]
+    assert shares[1] == [pytest.approx(0.1, abs=0.01)] * 2
+    with pytest.raises(TooFewImages, match="20 correct fit images of each class; class 1 has 0"):
+        PerClass().fit(out, torch.zeros_like(y))
+    with pytest.raises(BadInput, match="needs no fitting, not KD"):
+        PerClass(KD())

@@ -21,19 +21,20 @@ from demur.rejectors.output_scores import (
     Rectifier,
     SoftmaxMargin,
 )
+from demur.rejectors.per_class import PerClass
 from demur.rejectors.rule import FittedScore, Rejector, Score, TooFewImages
 
 # Every rejector: in `demur list`, in `demur score`, in the tests and in the documentation.
 REJECTORS: list[type[Rejector]] = [
     Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, SoftmaxMargin, Entropy,
     MaxLogit, ModelScore, Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
-    CPR, Consistency,
+    CPR, Consistency, PerClass,
 ]  # fmt: skip
 
 __all__ = [
     "CPR", "GDA", "GMM", "KD", "KNN", "LID", "REFERENCE_RIDGE_NAME", "REJECTORS",
     "AcceptProbability", "Con", "ConMinusRectifier", "Consistency", "Coupled", "Energy", "Entropy",
     "FittedScore", "GDAStar", "ImageRejector",
-    "MaxLogit", "ModelScore", "OutputScore", "RCon", "Rectifier", "Rejector", "Score",
+    "MaxLogit", "ModelScore", "OutputScore", "PerClass", "RCon", "Rectifier", "Rejector", "Score",
     "SoftmaxMargin", "TooFewImages", "ViM", "paper_grid",
 ]  # fmt: skip

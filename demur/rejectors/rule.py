@@ -159,6 +159,7 @@ class FittedScore(nn.Module, Score):
     """A fitted score as a module, so that `to(device)` moves its buffers."""
 
     dtype: torch.dtype  # of the buffers and of the computation
+    reads_features = True
 
     def __call__(self, out: Output) -> Tensor:
         return cast(Tensor, super().__call__(out))
@@ -169,8 +170,9 @@ class FittedScore(nn.Module, Score):
 
     def in_chunks(self, score: Callable[[Output], Tensor], out: Output) -> Tensor:
         """Return a score of each image, N, in the dtype of the buffers."""
-        check_features(out)
         out = as_output(out)
+        if self.reads_features:
+            check_features(out)
         out = Output(out.logits, out.feature.to(self.dtype), out.aux)
         with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
             if len(out.logits) <= CHUNK:
@@ -195,6 +197,7 @@ class FeatureRejector(Rejector, ABC):
     """A rejector fitted to features: arrays of clean images, and a score that reads them."""
 
     arrays: ClassVar[tuple[str, ...]]  # their names in a saved guard
+    reads_features: ClassVar[bool] = True
 
     @abstractmethod
     def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
@@ -223,7 +226,7 @@ class FeatureScore(FittedScore):
 
     def __init__(self, rejector: FeatureRejector, *arrays: Tensor) -> None:
         super().__init__()
-        self.rejector = rejector
+        self.rejector, self.reads_features = rejector, rejector.reads_features
         self.set_buffers(**dict(zip(rejector.arrays, arrays, strict=True)))
 
     def score_chunk(self, out: Output) -> Tensor:
