@@ -15,10 +15,7 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
-from demur.attacks.attack_model import (
-    CheckedModel,
-    NoGradientError,
-)
+from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY

@@ -5,16 +5,13 @@ certify_threshold(score, correct, TPR(0.95))          # 95% of all to come, at 9
 certify_threshold(con_and_rcon, correct, Risk(0.05))  # two thresholds; at most 5% errors
 """
 
+from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
 from demur.calibrate.certificate import (
     Certificate,
     Guarantee,
     Shortfall,
     Uncertified,
-    binomial_cdf,
-    binomial_sf,
     certify_threshold,
-    lower_bound,
-    upper_bound,
 )
 from demur.calibrate.chance import ChanceTest
 from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import (
-    AsJson,
-    DataFolder,
-    Device,
-    Engine,
-    Verify,
-    app,
-    number,
-    option,
-)
+from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, number, option
 from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
@@ -169,11 +160,7 @@ def predict(
     out: Annotated[
         str | None,
         option(
-            "The file.",
-            "-o",
-            "--out",
-            callback=output_file("predictions"),
-            shown="standard output",
+            "The file.", "-o", "--out", callback=output_file("predictions"), shown="standard output"
         ),
     ] = None,
     rejected: Annotated[

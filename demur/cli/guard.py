@@ -8,15 +8,7 @@ import typer
 
 from demur.cli.app import AsJson, Device, app, option
 from demur.cli.evaluate import SignKey
-from demur.cli.export import (
-    AcceptChance,
-    Bundle,
-    Confidence,
-    Coverage,
-    Risk,
-    Tpr,
-    report_guard,
-)
+from demur.cli.export import AcceptChance, Bundle, Confidence, Coverage, Risk, Tpr, report_guard
 from demur.errors import BadInput
 from demur.files.output_paths import output_folder
 

@@ -2,15 +2,7 @@
 
 from demur.data.augment import IDBH, Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
-from demur.data.dataset import (
-    SPLITS,
-    Dataset,
-    Digits,
-    Images,
-    SplitName,
-    Splits,
-    ThreatModel,
-)
+from demur.data.dataset import SPLITS, Dataset, Digits, Images, SplitName, Splits, ThreatModel
 from demur.data.own_images import BatchStream, MappedImages, OwnImages
 
 DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100, OwnImages)

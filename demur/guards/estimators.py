@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import train_test_split
-from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.metrics import threshold_at_tpr
+
+NEED = "RejectingClassifier needs scikit-learn; install it with pip install 'demur[sklearn]'"
+with bad_input(NEED, (ImportError,)):
+    from sklearn.base import BaseEstimator, ClassifierMixin, clone
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils.metaestimators import available_if
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
 
 
 def _has_decision_function(self: "RejectingClassifier") -> bool:

@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.errors import BadInput
-from demur.metrics.checks import (
-    BoolArray,
-    FloatArray,
-    check_share,
-    flags,
-    same_length,
-    scored_pair,
-)
+from demur.metrics.checks import BoolArray, FloatArray, check_share, flags, same_length, scored_pair
 from demur.metrics.intervals import Difference, Interval, wilson
 from demur.metrics.thresholds import paper_threshold, score_levels, threshold_at_tpr
 
