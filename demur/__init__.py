@@ -6,9 +6,10 @@ Each public name is imported from its module on first use, so `import demur` loa
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from demur.attacks import (
@@ -153,6 +154,8 @@ __all__ = [
     "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold", "compare", "guard",
     "load_model", "recipe", "resolve_thresholds", "retrofit", "run_attack", "train", "verify",
 ]  # fmt: skip
+if not TYPE_CHECKING and find_spec("sklearn") is None:
+    __all__.remove("RejectingClassifier")  # `from demur import *` works without scikit-learn
 
 
 def __getattr__(name: str) -> Any:
