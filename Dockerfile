@@ -9,7 +9,7 @@ ARG PIP_EXTRA_INDEX_URL=""
 ENV LOCKED="pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r"
 RUN $LOCKED requirements/torch-cpu.lock || $LOCKED requirements/torch.lock
 RUN $LOCKED requirements/core.lock -r requirements/serve.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY demur demur
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 # The guard, and the module of its factory if it has one (mynets.py, named in DEMUR_MODULES).

@@ -8,7 +8,7 @@ Each public name is imported from its module on first use, so `import demur` loa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from demur.attacks import (

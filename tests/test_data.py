@@ -12,7 +12,6 @@ from demur.data import (
     Dataset,
     Digits,
     OwnImages,
-    dataset,
 )
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
@@ -69,15 +68,6 @@ def test_digits_are_scikit_learns() -> None:
     x, y = split.batch(slice(None))
     assert np.allclose(x[:, 0] * 16, bundle.images[split.index])
     assert np.array_equal(y, bundle.target[split.index])
-
-
-def test_digits_load_through_scikit_learn_if_its_file_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    expected = Digits().load()
-    monkeypatch.setattr(dataset, "find_spec", lambda name: None)
-    for name, split in Digits().load().items():
-        assert split.digest() == expected[name].digest()
 
 
 def test_splits_are_frozen() -> None:

@@ -5,14 +5,13 @@ order of their tests. The other images test them in sequence by the fallback pro
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
+from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
 from demur.calibrate.threshold_path import ANY_SCORE, Counts, build_path, count_decisions
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
@@ -64,37 +63,6 @@ class Guarantee(OperatingPoint):
     def bound(self, hits: int, trials: int, error: float) -> float:
         """Best level that can be guaranteed from these counts with probability 1 - error."""
         return float((upper_bound if self.is_upper_bound else lower_bound)(hits, trials, error))
-
-
-def binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
-    """P(X <= k) for X ~ Binomial(n, p)."""
-    return _of_beta(special.betaincc, np.asarray(k) + 1, n, p, below=0.0, above=1.0)
-
-
-def binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
-    """P(X >= k) for X ~ Binomial(n, p)."""
-    return _of_beta(special.betainc, np.asarray(k), n, p, below=1.0, above=0.0)
-
-
-def upper_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
-    """Clopper-Pearson upper bound: the p with P(X <= k) = error; 1 for k = n."""
-    return _of_beta(special.betainccinv, np.asarray(k) + 1, n, error, below=0.0, above=1.0)
-
-
-def lower_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
-    """Clopper-Pearson lower bound: the p with P(X >= k) = error; 0 for k = 0."""
-    return _of_beta(special.betaincinv, np.asarray(k), n, error, below=0.0, above=1.0)
-
-
-def _of_beta(
-    function: Callable[..., FloatArray], a: IntArray, n: ArrayLike, x: ArrayLike,
-    below: float, above: float,
-) -> FloatArray:  # fmt: skip
-    """function(a, n + 1 - a, x) of the a-th of n uniform numbers; other values for a < 1, a > n."""
-    b = np.asarray(n) + 1 - a
-    inner = (a > 0) & (b > 0)
-    value = function(np.where(inner, a, 1), np.where(inner, b, 1), x)
-    return np.where(inner, value, np.where(a > 0, above, below))
 
 
 def percent(share: float) -> str:

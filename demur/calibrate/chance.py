@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from demur.calibrate.certificate import binomial_sf
+from demur.calibrate.binomial import binomial_sf
 from demur.metrics.checks import IntArray
 
 LEVEL = 0.05  # of the one-sided test

@@ -1,5 +1,6 @@
 """demur demo: train and evaluate a small net, and write a report page."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,9 @@ def demo(
     attack_all(loaded, ATTACKS, RecordOptions())
     certificate = _certificate(loaded)
     evaluation, scored = score_run(loaded)
-    page = write_page([ScoredRun(loaded, evaluation, scored)], Path(out) / "report.html")
+    page = "none without the report extra: pip install 'demur[report]'"
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        page = str(write_page([ScoredRun(loaded, evaluation, scored)], Path(out) / "report.html"))
     typer.echo(f"\n{SUMMARY}")
     names = [name for name in main_rejectors(loaded) if name != "A"]
     show_table(verdict_table(scored, names))

@@ -7,14 +7,13 @@ photographs of frost, which demur replaces by procedural textures.
 
 import io
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.ndimage import correlate, gaussian_filter, rotate
 
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, import_optional, suggestion
 from demur.files.image_files import import_pillow
 
 # Blurs, warps and textures use no BLAS, so that a value just below a whole number is the same
@@ -30,11 +29,12 @@ SEVERITIES = (1, 2, 3, 4, 5)
 CHUNK = 200  # images in one pass, for the CPU's cache
 
 Generators = Sequence[np.random.Generator]
+_nd = partial(import_optional, "scipy.ndimage", "corruptions need SciPy", "'demur[corruptions]'")
 
 
 def smooth(x: Array, sigma: float) -> Array:
     """Gaussian blur of each channel, cut at 4 sigma, with edge pixels repeated outside."""
-    return np.asarray(gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0))
+    return np.asarray(_nd().gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest", truncate=4.0))
 
 
 def disk_blur(x: Array, radius: float, sigma: float) -> Array:
@@ -43,8 +43,10 @@ def disk_blur(x: Array, radius: float, sigma: float) -> Array:
     offsets = np.arange(-reach, reach + 1)
     disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(np.float64)
     edge = np.exp(-np.array([1.0, 0.0, 1.0]) / (2 * sigma**2))
-    kernel = correlate(disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="constant")
-    return np.asarray(correlate(x, kernel[None, :, :, None], mode="mirror"))
+    kernel = _nd().correlate(
+        disk / disk.sum(), np.outer(edge, edge) / edge.sum() ** 2, mode="constant"
+    )
+    return np.asarray(_nd().correlate(x, kernel[None, :, :, None], mode="mirror"))
 
 
 def motion_blur(x: Array, radius: int, sigma: float, angle: NDArray[np.float64]) -> Array:
@@ -140,12 +142,12 @@ def _frost_texture(number: int) -> Bytes:
     size = 2 * _TEXTURE_SIZE
     ice = np.zeros((_TEXTURE_SIZE, _TEXTURE_SIZE))
     for width, length, weight, turn in ((2.5, 14, 0.45, 0), (1.2, 7, 0.35, 60), (0.8, 4, 0.3, -60)):
-        noise = gaussian_filter(generator.standard_normal((size, size)), (width, length))
+        noise = _nd().gaussian_filter(generator.standard_normal((size, size)), (width, length))
         angle = 36.0 * number + turn
-        turned = rotate(noise / noise.std(), angle, reshape=False, order=1)
+        turned = _nd().rotate(noise / noise.std(), angle, reshape=False, order=1)
         inner = slice(size // 4, size // 4 + _TEXTURE_SIZE)
         ice += weight * np.exp(-2.0 * np.abs(turned[inner, inner]))
-    cover = gaussian_filter(generator.standard_normal(ice.shape), 12)
+    cover = _nd().gaussian_filter(generator.standard_normal(ice.shape), 12)
     ice = np.clip(ice * (1.25 + 0.35 * cover / cover.std()), 0, 1)
     dark, bright = np.array(_ICE_DARK), np.array(_ICE_BRIGHT)
     return np.asarray(dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
@@ -323,7 +325,7 @@ def _elastic_transform(x: Bytes, constants: tuple[float, ...], generators: Gener
     origin = (a * column + b * row + c).astype(np.float32)
     warped = sample(_unit(x), origin[:, 1], origin[:, 0], repeat_edge=False)
     noise = _draw(generators, lambda g: g.uniform(-1, 1, (2, SIZE, SIZE)))
-    shift = strength * gaussian_filter(noise, (0, 0, sigma, sigma), mode="reflect", truncate=3.0)
+    shift = strength * _nd().gaussian_filter(noise, (0, 0, sigma, sigma), truncate=3.0)
     shift = shift.astype(np.float32)
     return _bytes(sample(warped, row + shift[:, 0], column + shift[:, 1], repeat_edge=True))
 

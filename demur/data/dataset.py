@@ -8,13 +8,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
@@ -138,8 +136,8 @@ class Dataset(Spec, ABC):
 class Digits(Dataset):
     """Handwritten digits: 1,797 images of 1x8x8 pixels with 17 grey levels in 10 classes.
 
-    The images come with scikit-learn, so `load` needs no folder. A fixed permutation orders them;
-    the index of an image is its position in scikit-learn's order. There are no fields.
+    They are part of the package, so `load` needs no folder. A fixed permutation orders them; the
+    index of an image is its position in scikit-learn's order. There are no fields.
 
     Example:
         >>> splits = Digits().load()
@@ -154,25 +152,11 @@ class Digits(Dataset):
     threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1, l1=2.0)
 
     def load(self, folder: Path | None = None) -> Splits:
-        table = _table()
+        table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",", dtype=np.int64)
         pixels = torch.from_numpy(table[:, :-1].astype(np.uint8)).view(-1, 1, 8, 8)
-        y = torch.from_numpy(table[:, -1].astype(np.int64))
+        y = torch.from_numpy(table[:, -1].copy())
         indices = permutation(SHUFFLE_SEED, len(y), stream=0).split(DIGITS_SPLITS)
         return {
             name: Images(pixels[index], y[index], index, levels=16)
             for name, index in zip(SPLITS, indices, strict=True)
         }
-
-
-def _table() -> NDArray[np.float64]:
-    """One row per image: 64 pixels and a label."""
-    # read the file directly: importing scikit-learn takes a second
-    package = find_spec("sklearn")
-    for folder in (package and package.submodule_search_locations) or ():
-        path = Path(folder, "datasets", "data", "digits.csv.gz")
-        if path.is_file():
-            return np.loadtxt(path, delimiter=",")
-    from sklearn.datasets import load_digits  # the file moved
-
-    bundle = load_digits()
-    return np.column_stack([bundle.data, bundle.target])

@@ -1,8 +1,4 @@
-"""Scores of the images of a record, computed from its outputs or read where they are stored.
-
-values(score, record)            # N, double
-accepted(score.rule(t), record)  # N, bool
-"""
+"""Scores of the images of a record, computed from its outputs or read where they are stored."""
 
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any

@@ -1,16 +1,11 @@
-"""Values of several seeds: means, deviations and paired differences.
-
-mean_of([0.93, 0.95]).spread
-paired([paired_shares(first, second) for first, second in by_seed])
-"""
+"""Values of several seeds: means, deviations and paired differences."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from scipy.stats import t
-
+from demur.calibrate.binomial import student_p, student_t
 from demur.metrics import Difference, Interval
 
 Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
@@ -46,10 +41,9 @@ def paired(differences: Sequence[Difference]) -> Difference:
     error = math.sqrt(image_variance + seed_variance)
     if error == 0:
         return Difference(value, value, value, float(value == 0))
-    # Satterthwaite: only the seed variance is estimated from few samples
-    freedom = math.inf
-    if seed_variance:
-        freedom = (len(differences) - 1) * (error**2 / seed_variance) ** 2
-    margin = float(t.ppf(0.975, freedom)) * error
-    p = 2 * float(t.sf(abs(value) / error, freedom))
+    # Satterthwaite: only the seed variance is estimated from few samples. Its floor limits the
+    # degrees of freedom to about 10^7, where Student's t is the normal distribution.
+    share = max(seed_variance / error**2, 3e-4)
+    freedom = (len(differences) - 1) / share**2
+    margin, p = student_t(0.05, freedom) * error, student_p(value / error, freedom)
     return Difference(value, value - margin, value + margin, p)

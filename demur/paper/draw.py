@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from demur import metrics
+from demur.errors import import_optional
 from demur.evaluate import values
 from demur.evaluate.record_scores import StoredScore, can_score
 from demur.metrics import BoolArray, FloatArray
@@ -230,6 +231,7 @@ def _horizontal_lines(axes: "Axes", lines: Mapping[str, float]) -> None:
 
 def tsne(figure: "Figure", records: Records, recipes: Recipes) -> None:
     """t-SNE of features of clean images: standard and adversarial training."""
+    import_optional("sklearn", "this figure needs scikit-learn", "'demur[sklearn]'")
     from sklearn.manifold import TSNE
 
     panels = figure.subplots(1, 2)

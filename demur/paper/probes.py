@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur.errors import BadInput
+from demur.errors import BadInput, import_optional
 from demur.evaluate import ScoredRecord
 from demur.metrics import FloatArray
 from demur.output import log_probabilities, prediction
@@ -32,6 +32,7 @@ def probe_scores(record: Record) -> dict[str, FloatArray]:
     labels of the record that it scores, which no deployed rejector has. Scores are cross-
     fitted: the model that scores an image was fitted to the other folds.
     """
+    import_optional("sklearn", "probes need scikit-learn", "'demur[sklearn]'")
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict

@@ -1,8 +1,4 @@
-"""Rejectors: scores of a net's output, higher for predictions to accept.
-
-RCon()(net(x))                      # read off the output
-KD().fit(out, y)(net(x))            # fitted to features of clean images
-"""
+"""Rejectors: scores of a net's output, higher for predictions to accept."""
 
 from demur.rejectors.covariance import GDA, GMM, GDAStar, ViM
 from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid

@@ -1,8 +1,4 @@
-"""Scores that are read off the net's output and need no fitting, and pairs of scores.
-
-score = RCon()           # con * A
-score(model(x))          # one value per image, N; higher means accept
-"""
+"""Scores that are read off the net's output and need no fitting, and pairs of scores."""
 
 import math
 from abc import ABC, abstractmethod
