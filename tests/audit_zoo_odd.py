@@ -71,16 +71,6 @@ def purified() -> Entry:
     return wrapped(answer)
 
 
-def random_threshold() -> Entry:
-    """A rejector whose threshold is drawn in every pass."""
-    net = plain()
-
-    def score(x: Tensor) -> Tensor:
-        return softmax(net(x), 1).amax(1) + 0.1 * torch.randn(len(x))
-
-    return Entry(net, net, score, 0.8)
-
-
 class Cache(nn.Module):
     """Images that round to the same colours get the answer of the first one."""
 
@@ -136,7 +126,6 @@ ODD_BROKEN: dict[str, Callable[[], Entry]] = {
     "seeded by batch size": seeded_by_batch_size,
     "stored images": stored_images,
     "purified": purified,
-    "random threshold": random_threshold,
     "cache by rounded image": lambda: Entry(Cache().eval(), plain()),
     "repeated queries": lambda: Entry(Stateful().eval(), plain()),
     "soft quantised": soft_quantised,
@@ -144,6 +133,16 @@ ODD_BROKEN: dict[str, Callable[[], Entry]] = {
 }
 
 # ------------------------------------------------ honest
+
+
+def random_threshold() -> Entry:
+    """A rejector whose threshold is drawn in every pass."""
+    net = plain()
+
+    def score(x: Tensor) -> Tensor:
+        return softmax(net(x), 1).amax(1) + 0.1 * torch.randn(len(x))
+
+    return Entry(net, net, score, 0.8, honest=True)
 
 
 def pooled() -> nn.Module:
@@ -224,6 +223,7 @@ ODD_HONEST: dict[str, Callable[[], Entry]] = {
         ).eval()
     ),
     "noise from its own generator": lambda: Entry(OwnGenerator().eval(), plain(), honest=True),
+    "random threshold": random_threshold,
     "random contrast": random_contrast,
     "noise in the features": lambda: random(
         lambda net, x: net.classify(net.feature(x) + 0.5 * torch.randn(len(x), 48))
