@@ -1,6 +1,6 @@
 """Take the pictures of the explorer in the documentation, from the stored results on CIFAR-10.
 
-.venv/bin/python tools/screenshots.py            # docs/explorer.png, explorer-phone.png, -dark.png
+.venv/bin/python tools/screenshots.py            # docs/explorer.webp, explorer-phone.webp, -dark.png
 .venv/bin/python tools/screenshots.py PAGE       # of a page that was made before
 
 It needs Chromium, playwright and pillow (the dev extra).
@@ -34,8 +34,8 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("explorer.png", 1080, "light", "#controls", ".plots"),
-    Shot("explorer-phone.png", 390, "light", ".panel", ".measures"),
+    Shot("explorer.webp", 1080, "light", "#controls", ".plots"),
+    Shot("explorer-phone.webp", 390, "light", ".panel", ".measures"),
 )
 
 
@@ -57,7 +57,9 @@ def take(browser: Browser, page: Path, shot: Shot) -> bytes:
     tab.close()
     packed = io.BytesIO()
     picture = Image.open(io.BytesIO(content)).convert("RGB")
-    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB").save(
+        packed, "WEBP", lossless=True, quality=100, method=6
+    )
     return packed.getvalue()
 
 
