@@ -354,7 +354,7 @@ def score_run(
     from demur.evaluate import RejectorEvaluation
     from demur.evaluate.accepted_errors import aimed_rejector
 
-    found = loaded.run.records(loaded.split_by_name(split), loaded.model_key)
+    found = loaded.usable_records(loaded.split_by_name(split))
     others = [record for record in found if not aimed_rejector(record)]
     if not others:
         raise BadInput(_no_record_message(loaded.run, split, "clean" if found else "pgd-20"))
@@ -379,7 +379,7 @@ def score_worst_cases(
     from demur.cli.progress import on_message
     from demur.evaluate.accepted_errors import worst_cases
 
-    return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
+    return worst_cases(evaluation, loaded, loaded.usable_records(split), on_message)
 
 
 @app.command("export --archive", hidden=True)

@@ -40,6 +40,8 @@ from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import FitImages, fit_on_images, image_rejectors, values_on_images
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
+    Records,
+    code_problem,
     finished_record,
     identity,
     move_record,
@@ -116,6 +118,7 @@ class LoadedRun:
         self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
+        self._told: set[str] = set()  # which records are left out
         self._own_net = ""  # fingerprint of the net as the recipe makes it
         self.split_digests: dict[str, str] = {}
 
@@ -264,6 +267,23 @@ class LoadedRun:
                 "train again"
             )
         return images
+
+    def usable_records(self, split: str) -> Records:
+        """The records of a split and this model whose attacks are of today's code.
+
+        `on_message` is told, once, which others are left out, and why.
+        """
+        records, left_out = self.run.records(split, self.model_key), dict[str, list[str]]()
+        reasons = [code_problem(record) for record in records]
+        for record, reason in zip(records, reasons, strict=True):
+            names = left_out.setdefault(reason, [])
+            names.append(f"{record.label} (record {record.digest[:12]})")
+        for reason, names in left_out.items():
+            sentence = f"without {', '.join(names)}: {reason}"
+            if reason and sentence not in self._told:
+                self._told.add(sentence)
+                self.on_message(sentence)
+        return Records([record for record, why in zip(records, reasons, strict=True) if not why])
 
     def clean(self, split: str, *rejectors: ImageRejector) -> Record:
         """Record of the clean images of a split, made if there is none, and cached.

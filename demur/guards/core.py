@@ -40,6 +40,7 @@ from demur.rejectors.image_scores import FitImages, add_columns, fit_on_images, 
 from demur.rejectors.rule import Rule
 from demur.runs import Run
 from demur.spec import check_readable, show
+from demur.spec.code_digest import score_key
 from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
@@ -282,7 +283,7 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
-    records = loaded.run.records("test", loaded.model_key)
+    records = loaded.usable_records("test")
     own = image_rejectors(*(part.rejector for part in scores))
     for stored in records:
         record = loaded.with_scores(stored, own)
@@ -291,8 +292,9 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
         accept, correct = accepted_in(rule, record), record.correct
         if aim := aimed_rejector(record):  # the record mixes clean and attacked images
             clean = clean_of(record, records)
-            if clean is None or [aim] != [show(part.rejector, full=True) for part in scores]:
+            if clean is None or [aim] != [score_key(part.rejector) for part in scores]:
                 continue
+            clean = loaded.with_scores(clean, own)
             case, at = worst_case_of(scores[0].score, record, clean), scores[0].threshold
             accept, correct = (
                 case.accepted >= at,

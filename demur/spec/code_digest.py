@@ -34,9 +34,13 @@ def code_of(*values: Any) -> dict[str, str]:
     return {path: source_digest(own[path]) for path in sorted(own)}
 
 
-def score_key(rejector: Spec) -> str:
-    """The name of a score in records: the full spec, and the digest of the user's code in it."""
-    digests = "".join(code_of(rejector).values())
+def score_key(rejector: Spec, made_with: Mapping[str, str] = {}) -> str:
+    """The name of a score in records: the full spec, and the digest of the user's code in it.
+
+    `made_with` are digests of code as it was, by module:Name, instead of today's.
+    """
+    now = code_of(rejector)
+    digests = "".join(made_with.get(path, found) for path, found in now.items())
     return show(rejector, full=True) + (f" #{_hash(digests)[:12]}" if digests else "")
 
 
