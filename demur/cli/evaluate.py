@@ -157,13 +157,17 @@ def attack_and_report(
     from demur.attacks import Clean
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import run_attack
+    from demur.rejectors import Rejector
     from demur.report.terminal import percent
+    from demur.spec import specs_in
 
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(loaded, label, attack, options, bar.on_progress)
+    accepts = any(isinstance(part, Rejector) for part in specs_in(attack))
+    note = " before rejection; demur score shows accepted errors" * accepts
     on_message(
         f"{loaded.run.name}, {label}: {percent(record.correct.mean())}% of {len(record.y)} images "
-        f"correct; record {record.digest[:12]}"
+        f"correct{note}; record {record.digest[:12]}"
     )
     if isinstance(attack, Clean):
         warn_at_chance(loaded, record)

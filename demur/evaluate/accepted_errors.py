@@ -93,7 +93,7 @@ class ScoredWorstCase(NamedTuple):
 
 
 def aimed_rejector(record: Record) -> str:
-    """Key of the score that a worst-score record attacks, of its code then; "" if another attack."""
+    """Key of the score that a worst-score record attacks, of the code then; else empty."""
     text = str(record.metadata["spec"])
     found = attack_of(text) if text.startswith("WorstScore(") else None
     rejector = getattr(found, "rejector", None)

@@ -431,7 +431,8 @@ class _Recording:
         loaded, images = self.loaded, self.images
         if loaded.fast:
             loaded.frozen_model.drop_graphs()
-        size = self.options.batch_size or default_batch_size(len(images), loaded.device)
+        slow = bool(image_rejectors(self.attack))
+        size = self.options.batch_size or default_batch_size(len(images), loaded.device, slow)
         parts = folder / f"parts-{identity(code=code_version())[:12]}"
         craft = partial(loaded.craft, self.bound.spec, images)
         return attack_in_batches(craft, images, size, parts, on_progress)

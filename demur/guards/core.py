@@ -14,6 +14,7 @@ from demur.attacks.attack_model import Model
 from demur.errors import BadInput, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
+from demur.evaluate.binding import other_aim
 from demur.evaluate.certificates import attack_under, attacked_cal
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
@@ -171,7 +172,7 @@ class Guard(BaseGuard):
             shown_temperature(spec),
             bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
-            reported_rates=_record_rates(loaded, scores),
+            reported_rates=_record_rates(loaded, scores, spec),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
             name=visible(loaded.run.name)[:64],
         )  # fmt: skip
@@ -279,12 +280,15 @@ def _uncalibrated(
     return fitted, replace(guard, scores=columns)
 
 
-def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[dict[str, Any], ...]:
+def _record_rates(
+    loaded: LoadedRun, scores: tuple[GuardScore, ...], rejector: Rejector
+) -> tuple[dict[str, Any], ...]:
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
     records = loaded.usable_records("test")
     own = image_rejectors(*(part.rejector for part in scores))
+    at = [part.threshold for part in scores]
     for stored in records:
         record = loaded.with_scores(stored, own)
         if not all(can_score(part.score, record) for part in scores):
@@ -295,13 +299,14 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
             if clean is None or [aim] != [score_key(part.rejector) for part in scores]:
                 continue
             clean = loaded.with_scores(clean, own)
-            case, at = worst_case_of(scores[0].score, record, clean), scores[0].threshold
+            case = worst_case_of(scores[0].score, record, clean)
             accept, correct = (
-                case.accepted >= at,
-                clean.correct[: len(record.y)] & (case.worst < at),
+                case.accepted >= at[0],
+                clean.correct[: len(record.y)] & (case.worst < at[0]),
             )
         decided = decision_figures(accept, correct)
-        found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+        found.append({"attack": record.label, "spec": record.metadata["spec"],
+                      "aim": other_aim(record, rejector, at), **decided})  # fmt: skip
     return tuple(found)
 
 

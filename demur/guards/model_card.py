@@ -5,6 +5,7 @@ from typing import Any
 
 from demur.errors import visible
 from demur.guards.decision import BaseGuard
+from demur.spec.code_digest import code_of
 
 MOST_CLASSES = 20  # that the card lists
 
@@ -41,12 +42,15 @@ def _usage(guard: BaseGuard, factory: str | None) -> list[str]:
     lines = ["## Use", "", "```python", "from demur import Guard", ""]
     lines += [f'guard = Guard.load("."{given})', 'result = guard(["image.png"])']
     lines += ["result.labels, result.accepted, result.reasons", "```"]
-    if factory is not None:
-        module = factory.partition(":")[0]
+    code = [factory] * (factory is not None) + list(
+        code_of(*(one.rejector for one in guard.scores))
+    )
+    if code:
+        modules = ",".join(dict.fromkeys(path.partition(":")[0] for path in code))
         lines += [
             "",
-            f"The model is made by {_code(factory)}. Import that module first, or set "
-            f"{_code(f'DEMUR_MODULES={module}')}.",
+            f"This runs {' and '.join(map(_code, code))}: start Python where it finds that code, "
+            f"with {_code(f'DEMUR_MODULES={modules}')} in the environment.",
         ]
     return lines
 
@@ -108,7 +112,9 @@ def _figures(guard: BaseGuard) -> list[str]:
         "| images | n | accuracy | coverage | TPR | risk |", "|---|---:|---:|---:|---:|---:|",
         _row("calibration, clean", guard.calibration),
     ]  # fmt: skip
-    lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.reported_rates]
+    for figures in guard.reported_rates:
+        aim = f" ({figures['aim']})" if figures.get("aim") else ""  # older guards have none
+        lines.append(_row(f"test, {figures['attack']}{aim}", figures))
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
     if chance := guard.calibration.get("chance_test"):  # older guards have none
@@ -138,5 +144,10 @@ def _limits(guard: BaseGuard) -> list[str]:
         if attacked
         else "This guard was not attacked. Nothing is known about adversarial examples."
     )
+    if any(figures.get("aim") for figures in guard.reported_rates):
+        known += (
+            ' A row marked "aimed at" is of an attack on another threshold or rejector: it says '
+            "little about this rule, which reject-autoattack:threshold=T attacks at T."
+        )
     return ["## Limits", "", f"{known} A rejected image needs another decision: a person, or a "
             "second model."]  # fmt: skip
