@@ -88,13 +88,8 @@ def other_aim(record: Record, rejector: Any, thresholds: Sequence[float]) -> str
     for part in sorted(aims, key=lambda one: isinstance(one, PlusLogScore)):
         found = part.rejector
         at = record.metadata["thresholds"].get(show(part), getattr(part, "threshold", None))
-        gate, bare = [], found
-        if isinstance(found, Coupled) and isinstance(rejector, Coupled):
-            gate, bare = (
-                [found.gate_threshold],
-                replace(found, gate_threshold=rejector.gate_threshold),
-            )
-        if bare == rejector:
+        gate = [found.gate_threshold] if isinstance(found, Coupled) else []
+        if found == rejector:
             exact = isinstance(part, PlusLogScore) or np.allclose([*gate, at], thresholds, CLOSE)
             return "" if exact else f"aimed at threshold {at:.4g}"
     return f"aimed at {rejector_name(aims[0].rejector) if aims else 'no rejector'}"

@@ -5,7 +5,7 @@ A certificate that was issued on adversarial examples is valid for that attack a
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.files.atomic import write_json
 from demur.metrics import Interval
-from demur.recipes import VOCABULARY, AnyName, rejectors_named
+from demur.recipes import VOCABULARY, AnyName, aimed_at, rejectors_named
 from demur.recipes import attack as attack_named
 from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import image_rejectors
@@ -134,11 +134,8 @@ def attack_under(loaded: LoadedRun, label: str, name: AnyName) -> tuple[str, Att
     """Label and attack of `--under`; worst-score attacks this rejector if its label names none."""
     recipe = loaded.run.recipe
     spec = attack_named(label, recipe)
-    if not isinstance(spec, WorstScore) or "rejector=" in label:
-        return label, spec
-    (rejector,) = rejectors_named(name, recipe).values()
-    label += f"{',' if ':' in label else ':'}rejector={show(rejector)}"
-    return label, replace(spec, rejector=rejector)
+    rejectors = rejectors_named(name, recipe).values() if isinstance(spec, WorstScore) else ()
+    return aimed_at(label, spec, list(rejectors))[0]
 
 
 def issued_certificates(run: Run) -> list[IssuedCertificate]:

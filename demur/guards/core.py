@@ -281,7 +281,7 @@ def _uncalibrated(
 
 
 def _record_rates(
-    loaded: LoadedRun, scores: tuple[GuardScore, ...], rejector: Rejector
+    loaded: LoadedRun, scores: tuple[GuardScore, ...], spec: Rejector
 ) -> tuple[dict[str, Any], ...]:
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
@@ -296,17 +296,15 @@ def _record_rates(
         accept, correct = accepted_in(rule, record), record.correct
         if aim := aimed_rejector(record):  # the record mixes clean and attacked images
             clean = clean_of(record, records)
-            if clean is None or [aim] != [score_key(part.rejector) for part in scores]:
+            if clean is None or aim != score_key(spec):
                 continue
             clean = loaded.with_scores(clean, own)
             case = worst_case_of(scores[0].score, record, clean)
-            accept, correct = (
-                case.accepted >= at[0],
-                clean.correct[: len(record.y)] & (case.worst < at[0]),
-            )
+            right = clean.correct[: len(record.y)]
+            accept, correct = case.accepted >= at[0], right & (case.worst < at[0])
         decided = decision_figures(accept, correct)
-        found.append({"attack": record.label, "spec": record.metadata["spec"],
-                      "aim": other_aim(record, rejector, at), **decided})  # fmt: skip
+        about = {"attack": record.label, "spec": record.metadata["spec"]}
+        found.append({**about, "aim": other_aim(record, spec, at), **decided})
     return tuple(found)
 
 

@@ -42,17 +42,10 @@ def _usage(guard: BaseGuard, factory: str | None) -> list[str]:
     lines = ["## Use", "", "```python", "from demur import Guard", ""]
     lines += [f'guard = Guard.load("."{given})', 'result = guard(["image.png"])']
     lines += ["result.labels, result.accepted, result.reasons", "```"]
-    code = [factory] * (factory is not None) + list(
-        code_of(*(one.rejector for one in guard.scores))
-    )
-    if code:
-        modules = ",".join(dict.fromkeys(path.partition(":")[0] for path in code))
-        lines += [
-            "",
-            f"This runs {' and '.join(map(_code, code))}: start Python where it finds that code, "
-            f"with {_code(f'DEMUR_MODULES={modules}')} in the environment.",
-        ]
-    return lines
+    code = [*([factory] if factory else ()), *code_of(*(one.rejector for one in guard.scores))]
+    modules = _code(f"DEMUR_MODULES={','.join(dict.fromkeys(p.partition(':')[0] for p in code))}")
+    own = f"This runs {' and '.join(map(_code, code))}: start Python where it finds that code, "
+    return [*lines, "", f"{own}with {modules} in the environment."] if code else lines
 
 
 def _inputs(guard: BaseGuard) -> list[str]:
@@ -112,9 +105,9 @@ def _figures(guard: BaseGuard) -> list[str]:
         "| images | n | accuracy | coverage | TPR | risk |", "|---|---:|---:|---:|---:|---:|",
         _row("calibration, clean", guard.calibration),
     ]  # fmt: skip
-    for figures in guard.reported_rates:
-        aim = f" ({figures['aim']})" if figures.get("aim") else ""  # older guards have none
-        lines.append(_row(f"test, {figures['attack']}{aim}", figures))
+    for found in guard.reported_rates:
+        aim = f" ({found['aim']})" if found.get("aim") else ""  # older guards have none
+        lines.append(_row(f"test, {found['attack']}{aim}", found))
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
     if chance := guard.calibration.get("chance_test"):  # older guards have none
@@ -145,9 +138,6 @@ def _limits(guard: BaseGuard) -> list[str]:
         else "This guard was not attacked. Nothing is known about adversarial examples."
     )
     if any(figures.get("aim") for figures in guard.reported_rates):
-        known += (
-            ' A row marked "aimed at" is of an attack on another threshold or rejector: it says '
-            "little about this rule, which reject-autoattack:threshold=T attacks at T."
-        )
+        known += " Attacks aimed elsewhere say little: attack this rule with threshold=T."
     return ["## Limits", "", f"{known} A rejected image needs another decision: a person, or a "
             "second model."]  # fmt: skip

@@ -61,9 +61,9 @@ def cells(line: Retest) -> tuple[str, str, str, str, str]:
     """Format a retest: share, guaranteed, observed, coverage, verdict."""
     bound = "at most" if line.quantity == "risk" else "at least"
     missed = line.aim if line.verdict in ("kept", "within chance") else ""
-    note = "" if line.covered else f", but {missed or 'not guaranteed here'}"
+    verdict = line.verdict + f", but {missed or 'not guaranteed here'}" * (not line.covered)
     return (
         SHARES[line.quantity], f"{bound} {percent(line.level)}",
         "" if line.observed is None else percent(line.observed, line.interval),
-        percent(line.coverage), line.verdict + note,
+        percent(line.coverage), verdict,
     )  # fmt: skip

@@ -464,17 +464,14 @@ def attack_of(text: str) -> Attack:
 
 def code_problem(record: Record) -> str:
     """Why today's code is not that of a record's attack: changed since, or not imported."""
-    text = str(record.metadata["spec"])
-    if f"{CUSTOM}(" not in text:
-        return ""
+    text, known = str(record.metadata["spec"]), record.metadata.get("user_code", {})
     try:
-        now = code_of(attack_of(text))
+        now = code_of(attack_of(text)) if f"{CUSTOM}(" in text else {}
     except BadInput as error:
         return str(error)
-    known = record.metadata.get("user_code", {})
-    changed = [path for path, found in now.items() if known.get(path) != found]
-    again = "make it again with demur attack, or delete it"
-    return f"{', '.join(changed)} has changed since this attack; {again}" if changed else ""
+    changed = ", ".join(path for path, found in now.items() if known.get(path) != found)
+    again = "has changed since this attack; make it again with demur attack, or delete it"
+    return f"{changed} {again}" if changed else ""
 
 
 def check_norms(arrays: Mapping[str, Tensor], attack: str) -> None:

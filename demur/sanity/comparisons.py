@@ -15,7 +15,6 @@ from demur.attacks.balls import Ball, Linf
 from demur.calibrate import binomial_sf
 from demur.metrics import BoolArray
 from demur.recipes import NAMED_ATTACKS
-from demur.rejectors import Rejector
 from demur.runs import Record
 from demur.sanity.evidence import (
     SIGNIFICANCE,
@@ -32,7 +31,7 @@ from demur.sanity.evidence import (
     targeted_rules,
     too_many,
 )
-from demur.spec import Spec, show
+from demur.spec import show
 
 RISES = "accuracy rises with eps"
 LEFT = "accuracy is left at a large eps"
@@ -167,17 +166,11 @@ def _sweeps(evidence: Evidence) -> list[list[tuple[float, ParsedRecord]]]:
         attack, ball = parsed.attack, parsed.ball
         if attack is None or ball is None or not attack.seeks_misclassification:
             continue
-        same = rebuilt(attack, _at_any_radius)
+        same = rebuilt(attack, lambda _, values: {k: FIXED.get(k, v) for k, v in values.items()})
         sweep = found[show(same)]
         if ball.eps not in sweep or len(sweep[ball.eps].index) < len(parsed.index):
             sweep[ball.eps] = parsed
     return [sorted(sweep.items(), key=lambda at: at[0]) for sweep in found.values()]
-
-
-def _at_any_radius(spec: Spec, values: dict[str, Any]) -> dict[str, Any]:
-    """Fields that are equal in all attacks of a sweep; those of a rejector are its own."""
-    fixed = {} if isinstance(spec, Rejector) else FIXED
-    return {k: fixed.get(k, v) for k, v in values.items()}
 
 
 def _with_eps(evidence: Evidence, norm: type[Ball], eps: float) -> str:

@@ -35,12 +35,8 @@ def code_of(*values: Any) -> dict[str, str]:
 
 
 def score_key(rejector: Spec, made_with: Mapping[str, str] = {}) -> str:
-    """The name of a score in records: the full spec, and the digest of the user's code in it.
-
-    `made_with` are digests of code as it was, by module:Name, instead of today's.
-    """
-    now = code_of(rejector)
-    digests = "".join(made_with.get(path, found) for path, found in now.items())
+    """The name of a score in records: the full spec and the digest of its code, if `made_with`."""
+    digests = "".join(made_with.get(path, now) for path, now in code_of(rejector).items())
     return show(rejector, full=True) + (f" #{_hash(digests)[:12]}" if digests else "")
 
 
