@@ -46,6 +46,12 @@ def test_done_and_remaining_pieces_cover_every_image_once(
     assert left == sorted(left)
 
 
+def test_batches_of_a_slow_rejector_are_small_on_a_cpu() -> None:
+    """An attack of 290 seconds on 100 images was one batch, of which a stop left nothing."""
+    assert default_batch_size(100, CPU, slow=True) <= 32
+    assert default_batch_size(100, torch.device("cuda"), slow=True) >= 100
+
+
 @given(st.integers(1, 30_000))
 def test_default_batches_are_small_enough_and_about_equal(count: int) -> None:
     for device, most in ((CPU, MAX_BATCH_CPU), (torch.device("cuda"), MAX_BATCH_CUDA)):

@@ -2,17 +2,20 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from demur.attacks import PGD, AcceptedError, Clean
+from demur import Guard
+from demur.attacks import PGD, AcceptedError, Clean, WorstScore
 from demur.attacks.balls import Linf
 from demur.calibrate import TPR, Coverage, Risk, Uncertified
 from demur.errors import BadInput
-from demur.evaluate import LoadedRun, RejectorEvaluation, archive, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
+from demur.evaluate.binding import other_aim
 from demur.evaluate.certificates import (
     IssuedCertificate,
     issue,
@@ -21,10 +24,11 @@ from demur.evaluate.certificates import (
     retests,
 )
 from demur.files.atomic import write_json
+from demur.guards.model_card import model_card
 from demur.metrics import Interval
-from demur.rejectors import Con
+from demur.rejectors import Con, Coupled, RCon
 from demur.rejectors.certainty import con, rcon
-from demur.report.certificates import certificate_text, retest_table
+from demur.report.certificates import cells, certificate_text, retest_table
 from demur.runs import Run
 from tests.conftest import Command
 
@@ -154,6 +158,32 @@ def test_a_certificate_with_other_thresholds_is_not_overwritten(loaded: LoadedRu
     with pytest.raises(BadInput, match="has the same guarantee with other thresholds"):
         issue(loaded, "Entropy", Coverage(0.5), 0.8)
     path.unlink()
+
+
+def test_an_attack_on_another_threshold_or_rejector_is_marked(loaded: LoadedRun) -> None:
+    """Its verdict "kept, but not guaranteed here" was read as comfort."""
+    weak = PGD(Linf(0.1), steps=1, keep="success", criterion=AcceptedError(Con(), TPR(0.9)))
+    options = RecordOptions(n=16)
+    record = run_attack(loaded, "on Con", weak, options)
+    (at,) = record.metadata["thresholds"].values()
+    assert other_aim(record, Con(), [at]) == ""
+    assert other_aim(record, Con(), [at + 0.01]) == f"aimed at threshold {at:.4g}"
+    assert other_aim(record, RCon(), [at]) == "aimed at Con"
+    assert other_aim(record, Coupled(Con(), 0.5, RCon()), [0.5, at]) == "aimed at Con"
+    assert (
+        other_aim(run_attack(loaded, "pgd", WEAK, options), Con(), [at]) == "aimed at no rejector"
+    )
+    worst = run_attack(loaded, "worst", WorstScore(Linf(0.1), Con(), 1, 1), options)
+    assert other_aim(worst, Con(), [at]) == other_aim(loaded.clean("cal"), Con(), [at]) == ""
+    line = retest(issue(loaded, "Con", Risk(0.9)), Con(), record)
+    assert (line.verdict, line.aim) == ("kept", f"aimed at threshold {at:.4g}")
+    assert cells(line)[-1] == f"kept, but aimed at threshold {at:.4g}"
+    broken = replace(line, verdict="broken")
+    assert cells(broken)[-1] == "broken, but not guaranteed here"
+    guard = Guard.from_run(loaded, rejector="Con", risk=0.9, accept_chance=True)
+    card = model_card(guard, None)
+    assert f"| test, on Con (aimed at threshold {at:.4g}) |" in card
+    assert "attack this rule with threshold=T" in card
 
 
 def test_a_certificate_of_a_changed_rejector_has_no_retests(loaded: LoadedRun) -> None:

@@ -90,7 +90,7 @@ def test_the_card_has_front_matter_figures_and_the_policy(
     start, matter, body = text.split("---\n", 2)
     assert start == ""
     assert "library_name: demur\npipeline_tag: image-classification" in matter
-    assert "| test, pgd-3 |" in body
+    assert "| test, pgd-3 (aimed at no rejector) |" in body
     assert "**resized**" in body
     assert "at least 70% of the images accepted with 95% confidence" in body
     assert "It says nothing about attacked images" in body

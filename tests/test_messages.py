@@ -49,7 +49,10 @@ def test_the_stop_message_says_whether_the_command_resumes(
     code, out, err = command(*words.split())
     assert (code, out) == (130, "")
     if words in RESUMES:
-        message = f"the same command resumes from what was finished: demur {words}"
+        what = "from what was finished"
+        if words.startswith("attack"):  # 40 seconds of one batch left nothing
+            what = "after the last finished batch, if there is one (--batch-size sets its size)"
+        message = f"the same command resumes {what}: demur {words}"
     else:
         message = "nothing is stored, and the same command starts from the beginning"
     assert err == f"demur: stopped; {message}\n"

@@ -41,7 +41,10 @@ from demur.attacks import Objective, ScoreObjective
 from demur.evaluate import RecordOptions
 from demur.evaluate.record_scores import values
 from demur.output import as_output
-from demur.recipes import rejectors_named
+from demur.recipes import aimed_at, rejectors_named
+from demur.recipes import attack as attack_named
+from demur.rejectors.image_scores import image_rejectors
+from demur.runs.record import attack_of
 from demur.spec.code_digest import fingerprint, score_key
 from tests.conftest import Command
 
@@ -191,6 +194,16 @@ def test_own_rejectors_through_the_command(
     assert "no ONNX" in command("export", run, "--rejector", own, "-o", "g", "--onnx")[2]
 
 
+def test_an_attack_keeps_the_rejector_that_its_text_names(own_source: LoadedRun) -> None:
+    """--rejector replaced the named one, and an earlier record was shown for the wrong aim."""
+    recipe = own_source.run.recipe
+    for text in ("worst-score:rejector=Con()", "reject-autoattack:criterion.rejector=Energy()"):
+        made = attack_named(text, recipe)
+        assert aimed_at(text, made, [Consistency()]) == [(text, made)]
+    ((label, made),) = aimed_at("worst-score", attack_named("worst-score", recipe), [CPR()])
+    assert (label, image_rejectors(made)) == ("worst-score:rejector=CPR", [CPR()])
+
+
 # ------------------------------------------------ records
 
 
@@ -302,6 +315,77 @@ def test_a_record_of_another_source_is_not_reused(
     assert again.digest != first.digest
     with pytest.raises(BadInput, match="does not contain the score"):
         values(one, first)
+
+
+def test_worst_scores_of_image_rejectors_have_figures(
+    own_source: LoadedRun, module: str, command: Command
+) -> None:
+    own, run = f"{module}:Own(steps=1)", str(own_source.run.path)
+    fast = "steps=1,targets=1,rejector="
+    two = (f"worst-score:{fast}Consistency(0.02,1,0.02)", f"worst-score:{fast}{own}")
+    made = command("attack", run, "clean", *two, "--n", "8")
+    assert made[0] == 0, made[2]
+    assert made[2].count("correct before rejection; demur score shows accepted errors") == 2
+    assert command("calibrate", run, "--risk", "0.9", "--rejector", own)[0] == 0
+    named = ("--rejector", f"{own},Consistency(0.02,1,0.02)")
+    code, text, error = command("score", run, *named, "--json")
+    assert (code, "without figures" in error) == (0, False), error
+    table = json.loads(text)
+    names = {"Own(steps=1)", "Consistency(radius=0.02, steps=1, step_size=0.02)"}
+    assert {row["rejector"] for row in table["worst_case"]} == names
+    (entry,) = table["certificates"]
+    assert [test["attack"] for test in entry["retests"]] == ["clean", two[1]]
+    page = command("report", run, *named)
+    assert page[0] == 0, page[2]
+    assert "Own(steps=1), worst-score" in (own_source.run.path / "report.html").read_text()
+
+
+def test_an_attack_on_older_code_is_not_scored_for_newer_code(
+    own_source: LoadedRun, module: str, tmp_path: Path, command: Command
+) -> None:
+    """The images of the record were scored with the new code under the same label."""
+    run, own = str(own_source.run.path), f"{module}:Own(steps=1)"
+    named = ("--rejector", own)
+    attacks = ("reject-autoattack:version=fast,targets=1,eps=0.5", "worst-score:steps=1,targets=1")
+    made = command("attack", run, "clean", *attacks, "--n", "8", *named)
+    assert made[0] == 0, made[2]
+    before = json.loads(command("score", run, *named, "--json")[1])
+    assert len(before["attacks"]) == 2 and len(before["worst_case"]) == 1
+    (tmp_path / f"{module}.py").write_text(MODULE.replace("margin, -margin", "-margin, margin"))
+    code, text, error = command("score", run, *named, "--json")
+    assert (code, error.count("Own has changed since this attack")) == (0, 2)
+    after = json.loads(text)
+    assert [entry["attack"] for entry in after["attacks"]] == ["clean"]
+    assert not after["worst_case"]
+    assert command("report", run, *named)[0] == 0
+    assert "reject-autoattack" not in (own_source.run.path / "report.html").read_text()
+    stale = [one for one in own_source.run.records("test") if one.label != "clean"]
+    for record in stale:
+        with pytest.raises(BadInput, match="has changed since this attack"):
+            RejectorEvaluation.of(own_source).score_record(record)
+    shipped = command("export", run, *named, "-o", str(tmp_path / "guard"))
+    assert "has changed since this attack" in shipped[2]
+    card = (tmp_path / "guard" / "README.md").read_text()
+    assert "test, clean" in card and "autoattack:" not in card and "worst-score" not in card
+    assert f"DEMUR_MODULES={module}" in card
+
+
+def test_a_record_of_code_that_is_not_imported_is_left_out(
+    own_source: LoadedRun, module: str, tmp_path: Path, command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One such record made every other command on the run fail."""
+    run = str(own_source.run.path)
+    attack = f"worst-score:steps=1,targets=1,rejector={module}:Own(steps=1)"
+    assert command("attack", run, "clean", "pgd-20:steps=1", attack, "--n", "8")[0] == 0
+    monkeypatch.setattr("demur.spec.importing._TYPED", set())
+    sys.modules.pop(module)
+    attack_of.cache_clear()
+    for words in (("score", run), ("report", run), ("export", run, "-o", str(tmp_path / "guard"))):
+        code, _, error = command(*words)
+        assert code == 0, error
+        assert error.count(f"without {attack} (record ") == 1
+        assert f"DEMUR_MODULES={module}" in error
 
 
 def test_scores_of_image_rejectors_are_added_to_a_record(own_source: LoadedRun) -> None:

@@ -325,7 +325,7 @@ def test_a_certificate_under_worst_score_is_stored_retested_and_verified(
 
 def test_worst_score_attacks_the_certified_rejector(loaded: LoadedRun) -> None:
     label, attack = attack_under(loaded, "worst-score", "Con")
-    assert label == "worst-score:rejector=Con()"
+    assert label == "worst-score:rejector=Con"
     assert isinstance(attack, WorstScore) and attack.rejector == Con()
     other = attack_under(loaded, f"{ATTACK},rejector=RCon()", "Con")
     with pytest.raises(BadInput, match="no worst-score attack on Con"):

@@ -226,10 +226,12 @@ def stop_message(words: list[str]) -> str:
         return "stopped"
     if not _resumes(words):
         return "stopped; nothing is stored, and the same command starts from the beginning"
+    what = "resumes from what was finished"
+    if words[:1] == ["attack"]:
+        what = "resumes after the last finished batch, if there is one (--batch-size sets its size)"
     if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
-        return "stopped; the same torchrun command resumes from what was finished"
-    again = shlex.join(["demur", *words])
-    return f"stopped; the same command resumes from what was finished: {again}"
+        return f"stopped; the same torchrun command {what}"
+    return f"stopped; the same command {what}: {shlex.join(['demur', *words])}"
 
 
 def _resumes(words: list[str]) -> bool:

@@ -157,13 +157,17 @@ def attack_and_report(
     from demur.attacks import Clean
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import run_attack
+    from demur.rejectors import Rejector
     from demur.report.terminal import percent
+    from demur.spec import specs_in
 
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(loaded, label, attack, options, bar.on_progress)
+    accepts = any(isinstance(part, Rejector) for part in specs_in(attack))
+    note = " before rejection; demur score shows accepted errors" * accepts
     on_message(
         f"{loaded.run.name}, {label}: {percent(record.correct.mean())}% of {len(record.y)} images "
-        f"correct; record {record.digest[:12]}"
+        f"correct{note}; record {record.digest[:12]}"
     )
     if isinstance(attack, Clean):
         warn_at_chance(loaded, record)
@@ -354,7 +358,7 @@ def score_run(
     from demur.evaluate import RejectorEvaluation
     from demur.evaluate.accepted_errors import aimed_rejector
 
-    found = loaded.run.records(loaded.split_by_name(split), loaded.model_key)
+    found = loaded.usable_records(loaded.split_by_name(split))
     others = [record for record in found if not aimed_rejector(record)]
     if not others:
         raise BadInput(_no_record_message(loaded.run, split, "clean" if found else "pgd-20"))
@@ -379,7 +383,7 @@ def score_worst_cases(
     from demur.cli.progress import on_message
     from demur.evaluate.accepted_errors import worst_cases
 
-    return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
+    return worst_cases(evaluation, loaded, loaded.usable_records(split), on_message)
 
 
 @app.command("export --archive", hidden=True)

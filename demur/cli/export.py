@@ -115,6 +115,8 @@ def export(
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
+    from demur.cli.progress import on_message
+    from demur.evaluate import LoadedRun
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
@@ -129,10 +131,10 @@ def export(
     check_target(folder)
     if verify:
         opened.recipe.data.verify(where)
+    loaded = LoadedRun(opened, device, where, on_message=on_message)
     guard = Guard.from_run(
-        run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
-        resize=resize, device=device, data_folder=where, under=under,
-        accept_chance=accept_chance,
+        loaded, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
+        resize=resize, under=under, accept_chance=accept_chance,
     )  # fmt: skip
     guard = replace(guard, name=name or guard.name)
     if form == "triton":

@@ -19,10 +19,12 @@ from demur.evaluate.recording import LoadedRun
 from demur.evaluate.score import BASELINE, RejectorEvaluation
 from demur.metrics import BoolArray, Difference, FloatArray, Interval, WorstCase
 from demur.progress import ignore
-from demur.recipes import VOCABULARY
+from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
-from demur.spec import Spec, digest, read, show
+from demur.runs.record import attack_of
+from demur.spec import Spec, digest, show
+from demur.spec.code_digest import score_key
 
 LEVELS = (0.95, 0.9, 0.8, 0.6)  # TPR on clean images
 
@@ -91,21 +93,22 @@ class ScoredWorstCase(NamedTuple):
 
 
 def aimed_rejector(record: Record) -> str:
-    """Full spec of the rejector that a worst-score record attacks; empty for another attack."""
+    """Key of the score that a worst-score record attacks, of the code then; else empty."""
     text = str(record.metadata["spec"])
-    found = read(text, VOCABULARY) if text.startswith("WorstScore(") else None
+    found = attack_of(text) if text.startswith("WorstScore(") else None
     rejector = getattr(found, "rejector", None)
-    return show(rejector, full=True) if isinstance(rejector, Spec) else ""
+    code = record.metadata.get("user_code", {})
+    return score_key(rejector, code) if isinstance(rejector, Spec) else ""
 
 
 def under_attack(
     rejector: Rejector, score: Score, attacked: Record, clean: Record
 ) -> dict[str, Any]:
     """Arguments of `certify_threshold` for a worst-score record that attacks this rejector."""
-    text = show(rejector, full=True)
-    if aimed_rejector(attacked) != text:
+    if aimed_rejector(attacked) != score_key(rejector):
+        text = show(rejector, full=True)
         raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")
-    under = show(read(str(attacked.metadata["spec"]), VOCABULARY))
+    under = show(attack_of(str(attacked.metadata["spec"])))
     return {"worst": worst_case_of(score, attacked, clean).worst, "under": under}
 
 
@@ -165,15 +168,18 @@ def _scored(
     records: Sequence[Record],
 ) -> ScoredWorstCase:
     name = next((name for name, known in evaluation.texts.items() if known == text), None)
+    own = image_rejectors(evaluation.scores.get(name or ""))
+    record = loaded.with_scores(record, own)
     if name is None or not can_score(evaluation.score_for(name, record), record):
-        raise BadInput(f"{text} is not scored here")
+        raise BadInput(f"{text.partition(' #')[0]} is not scored here; name it with --rejector")
     split, clean = record.metadata["split"], clean_of(record, records)
     if clean is None:
         make = f"demur attack {loaded.run.name} clean --split {split}"
         raise BadInput(f"there is no clean record of its images; {make} makes it")
+    clean = loaded.with_scores(clean, own)
     case = worst_case_of(evaluation.score_for(name, record), record, clean)
     has_cal = name in evaluation.thresholds and split != "cal"
-    chosen_on = loaded.clean("cal") if has_cal else clean
+    chosen_on = loaded.clean("cal", *own) if has_cal else clean
     scores = values(evaluation.score_for(name, chosen_on), chosen_on)
     origin = f"{'held-out cal' if has_cal else split} images, clean"
     row = WorstCaseRow.of(case, name, scores, chosen_on.correct, origin)

@@ -26,11 +26,13 @@ Piece = tuple[int, int]  # first image, and last image plus one
 
 MAX_BATCH_CUDA = 1024  # larger batches are not faster
 MAX_BATCH_CPU = 256
+MAX_BATCH_SLOW = 32  # on a CPU, of a rejector that queries the net: a batch takes minutes
 
 
-def default_batch_size(count: int, device: torch.device) -> int:
+def default_batch_size(count: int, device: torch.device, slow: bool = False) -> int:
     """Batch size for `count` images on a device, such that batches have about equal sizes."""
-    most = MAX_BATCH_CUDA if device.type == "cuda" else MAX_BATCH_CPU
+    on_cpu = MAX_BATCH_SLOW if slow else MAX_BATCH_CPU
+    most = MAX_BATCH_CUDA if device.type == "cuda" else on_cpu
     batches = -(-count // most)
     return -(-count // batches // 8) * 8 if batches > 1 else most
 

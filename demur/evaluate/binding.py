@@ -4,21 +4,26 @@ Rejectors are fitted on clean fit images. Thresholds are chosen on clean cal ima
 that the operating point names. No adversarial example is used, and a test image only if named.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
-from demur.attacks import WorstScore
+from demur.attacks import Clean, Corruption, PlusLogScore, WorstScore
 from demur.attacks.criteria import RuleCriterion
+from demur.errors import BadInput
 from demur.evaluate.record_scores import values
-from demur.rejectors import FittedScore
+from demur.recipes import rejector_name
+from demur.rejectors import Coupled, FittedScore
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.runs import Record
-from demur.spec import Spec, show
+from demur.runs.record import attack_of
+from demur.spec import Spec, show, specs_in
 
+CLOSE = 1e-5  # relative difference of two thresholds that count as one
 S = TypeVar("S", bound=Spec)
 
 # Name of a split, and image rejectors whose scores it must have, to its clean record.
@@ -69,6 +74,25 @@ class ThresholdResolver:
             self.thresholds[text] = threshold
             return replace(value, threshold=threshold)
         return value
+
+
+def other_aim(record: Record, rejector: Any, thresholds: Sequence[float]) -> str:
+    """What an attack aims at if not at these thresholds of a rejector (two if coupled), or ""."""
+    try:
+        attack = attack_of(str(record.metadata["spec"]))
+    except BadInput:  # of another version
+        return ""
+    if isinstance(attack, Clean | Corruption | WorstScore):  # the last aims at every threshold
+        return ""
+    aims: list[Any] = [one for one in specs_in(attack) if isinstance(one, RuleCriterion | PlusLogScore)]
+    for part in sorted(aims, key=lambda one: isinstance(one, PlusLogScore)):
+        found = part.rejector
+        at = record.metadata["thresholds"].get(show(part), getattr(part, "threshold", None))
+        gate = [found.gate_threshold] if isinstance(found, Coupled) else []
+        if found == rejector:
+            exact = isinstance(part, PlusLogScore) or np.allclose([*gate, at], thresholds, CLOSE)
+            return "" if exact else f"aimed at threshold {at:.4g}"
+    return f"aimed at {rejector_name(aims[0].rejector) if aims else 'no rejector'}"
 
 
 def resolve_thresholds(

@@ -5,7 +5,7 @@ A certificate that was issued on adversarial examples is valid for that attack a
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,12 @@ from demur.attacks import Attack, Clean, WorstScore
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
-from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
+from demur.evaluate.binding import ThresholdResolver, other_aim, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.files.atomic import write_json
 from demur.metrics import Interval
-from demur.recipes import AnyName, rejectors_named
+from demur.recipes import VOCABULARY, AnyName, aimed_at, rejectors_named
 from demur.recipes import attack as attack_named
 from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import image_rejectors
@@ -29,7 +29,7 @@ from demur.rejectors.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import identity
-from demur.spec import digest, show
+from demur.spec import digest, read, show
 from demur.spec.code_digest import score_key
 
 REMEDY = "delete it and make it again with demur calibrate"
@@ -52,7 +52,9 @@ class IssuedCertificate:
 
     def covers(self, record: Record) -> bool:
         """Whether the images of a record were attacked like those of the certificate."""
-        return bool(record.metadata["attack"] == self.metadata["attack"])
+        code = record.metadata.get("user_code", {})
+        own = self.metadata["attack"], self.metadata.get("user_code", code)  # older ones have none
+        return bool((record.metadata["attack"], code) == own)
 
     def rule(self, score: Score) -> Rule:
         """The certified rule for the fitted score of the rejector."""
@@ -80,6 +82,7 @@ class Retest(JsonFields):
     trials: int
     coverage: float
     verdict: RetestVerdict
+    aim: str = ""  # what the attack aims at, if not at this rejector and its thresholds
 
 
 def issue(
@@ -131,11 +134,8 @@ def attack_under(loaded: LoadedRun, label: str, name: AnyName) -> tuple[str, Att
     """Label and attack of `--under`; worst-score attacks this rejector if its label names none."""
     recipe = loaded.run.recipe
     spec = attack_named(label, recipe)
-    if not isinstance(spec, WorstScore) or "rejector=" in label:
-        return label, spec
-    (rejector,) = rejectors_named(name, recipe).values()
-    label += f"{',' if ':' in label else ':'}rejector={show(rejector)}"
-    return label, replace(spec, rejector=rejector)
+    rejectors = rejectors_named(name, recipe).values() if isinstance(spec, WorstScore) else ()
+    return aimed_at(label, spec, list(rejectors))[0]
 
 
 def issued_certificates(run: Run) -> list[IssuedCertificate]:
@@ -168,10 +168,12 @@ def retest(
     level, bounds = float(certificate.metadata["level"]), (lower_bound, upper_bound)
     interval = Interval(*(float(bound(hits, trials, 0.025)) for bound in bounds))
     observed = hits / trials if trials else None
+    rejector = read(str(certificate.metadata["rejector_spec"]), VOCABULARY)
+    aim = other_aim(record, rejector, certificate.thresholds)
     verdict = _verdict(observed, interval, level, is_upper_bound=quantity == "risk")
     return Retest(
         str(certificate.metadata["sentence"]), record.label, certificate.covers(record), quantity,
-        level, observed, interval, hits, trials, float(accept.mean()), verdict,
+        level, observed, interval, hits, trials, float(accept.mean()), verdict, aim,
     )  # fmt: skip
 
 
@@ -240,6 +242,7 @@ def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, A
         "on": cal.label,
         "attack": cal.metadata["attack"],
         "attack_spec": cal.metadata["spec"],
+        "user_code": cal.metadata.get("user_code", {}),
         "valid_for": valid_for,
         "split": "cal",
         "cal_record": cal.digest,

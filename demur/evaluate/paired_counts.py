@@ -120,7 +120,7 @@ def _accepts(net: LoadedRun, name: str, spec: Rejector, tpr: float, record: Reco
 
 def _records(net: LoadedRun, label: str, split: str) -> list[Record]:
     """Records of an attack; BadInput without one."""
-    records = net.run.records(net.split_by_name(split), net.model_key)
+    records = net.usable_records(net.split_by_name(split))
     if found := [record for record in records if record.label == label]:
         return found
     known = suggestion(label, {record.label for record in records}) if records else "attack it"

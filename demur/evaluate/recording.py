@@ -38,8 +38,9 @@ from demur.output import Output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
 from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import FitImages, fit_on_images, image_rejectors, values_on_images
-from demur.runs import Record, Run, provenance
+from demur.runs import Record, Records, Run, provenance
 from demur.runs.record import (
+    code_problem,
     finished_record,
     identity,
     move_record,
@@ -116,6 +117,7 @@ class LoadedRun:
         self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
+        self._told: set[str] = set()  # digests of records that are left out
         self._own_net = ""  # fingerprint of the net as the recipe makes it
         self.split_digests: dict[str, str] = {}
 
@@ -265,6 +267,17 @@ class LoadedRun:
             )
         return images
 
+    def usable_records(self, split: str) -> Records:
+        """Records of this model whose attacks are of today's code; names the others once."""
+        kept = Records()
+        for record in self.run.records(split, self.model_key):
+            if not (problem := code_problem(record)):
+                kept.append(record)
+            elif record.digest not in self._told:
+                self._told.add(record.digest)
+                self.on_message(f"without {record.label} (record {record.digest[:12]}): {problem}")
+        return kept
+
     def clean(self, split: str, *rejectors: ImageRejector) -> Record:
         """Record of the clean images of a split, made if there is none, and cached.
 
@@ -411,7 +424,8 @@ class _Recording:
         loaded, images = self.loaded, self.images
         if loaded.fast:
             loaded.frozen_model.drop_graphs()
-        size = self.options.batch_size or default_batch_size(len(images), loaded.device)
+        at = len(images), loaded.device, bool(image_rejectors(self.attack))
+        size = self.options.batch_size or default_batch_size(*at)
         parts = folder / f"parts-{identity(code=code_version())[:12]}"
         craft = partial(loaded.craft, self.bound.spec, images)
         return attack_in_batches(craft, images, size, parts, on_progress)

@@ -32,7 +32,7 @@ from demur.rejectors import Con, TooFewImages
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
-from demur.runs.record import is_corruption
+from demur.runs.record import code_problem, is_corruption
 from demur.spec import digest
 from demur.spec.code_digest import score_key
 
@@ -182,11 +182,11 @@ class RejectorEvaluation:
         those of the recipe; a mapping replaces them. They are fitted if one of the records to score
         (None takes the test split) has features; otherwise their stored scores are read.
         """
-        recipe, model = loaded.run.recipe, loaded.model_key
+        recipe = loaded.run.recipe
         if not isinstance(rejectors, Mapping):
             rejectors = recipe.rejectors() | rejectors_named(rejectors or (), recipe)
         specs = {name: loaded.fitted(spec) for name, spec in rejectors.items()}
-        to_score = loaded.run.records("test", model) if records is None else list(records)
+        to_score = loaded.usable_records("test") if records is None else list(records)
         binding = ThresholdResolver(loaded.clean, loaded.device)
         scores, unavailable = _fit_or_read(specs, to_score, binding)
         texts = {name: score_key(specs[name]) for name in scores}
@@ -211,8 +211,10 @@ class RejectorEvaluation:
 
         `oracles` are scores (N each) by name that use the labels; they get paper rows only.
         BadInput is raised if the record lacks confidence, which other scores are compared with, or
-        is of another model than the thresholds.
+        is of another model than the thresholds, or its attack of other code of the user's.
         """
+        if problem := code_problem(record):
+            raise BadInput(f"the record of {record.label} cannot be scored: {problem}")
         if self.loaded is not None:
             if record.metadata.get("model") != self.loaded.model_key:
                 raise BadInput(

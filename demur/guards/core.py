@@ -14,6 +14,7 @@ from demur.attacks.attack_model import Model
 from demur.errors import BadInput, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
+from demur.evaluate.binding import other_aim
 from demur.evaluate.certificates import attack_under, attacked_cal
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
@@ -40,6 +41,7 @@ from demur.rejectors.image_scores import FitImages, add_columns, fit_on_images, 
 from demur.rejectors.rule import Rule
 from demur.runs import Run
 from demur.spec import check_readable, show
+from demur.spec.code_digest import score_key
 from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
@@ -170,7 +172,7 @@ class Guard(BaseGuard):
             shown_temperature(spec),
             bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
-            reported_rates=_record_rates(loaded, scores),
+            reported_rates=_record_rates(loaded, scores, spec),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
             name=visible(loaded.run.name)[:64],
         )  # fmt: skip
@@ -278,12 +280,15 @@ def _uncalibrated(
     return fitted, replace(guard, scores=columns)
 
 
-def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[dict[str, Any], ...]:
+def _record_rates(
+    loaded: LoadedRun, scores: tuple[GuardScore, ...], spec: Rejector
+) -> tuple[dict[str, Any], ...]:
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
-    records = loaded.run.records("test", loaded.model_key)
+    records = loaded.usable_records("test")
     own = image_rejectors(*(part.rejector for part in scores))
+    at = [part.threshold for part in scores]
     for stored in records:
         record = loaded.with_scores(stored, own)
         if not all(can_score(part.score, record) for part in scores):
@@ -291,15 +296,15 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
         accept, correct = accepted_in(rule, record), record.correct
         if aim := aimed_rejector(record):  # the record mixes clean and attacked images
             clean = clean_of(record, records)
-            if clean is None or [aim] != [show(part.rejector, full=True) for part in scores]:
+            if clean is None or aim != score_key(spec):
                 continue
-            case, at = worst_case_of(scores[0].score, record, clean), scores[0].threshold
-            accept, correct = (
-                case.accepted >= at,
-                clean.correct[: len(record.y)] & (case.worst < at),
-            )
+            clean = loaded.with_scores(clean, own)
+            case = worst_case_of(scores[0].score, record, clean)
+            right = clean.correct[: len(record.y)]
+            accept, correct = case.accepted >= at[0], right & (case.worst < at[0])
         decided = decision_figures(accept, correct)
-        found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+        about = {"attack": record.label, "spec": record.metadata["spec"]}
+        found.append({**about, "aim": other_aim(record, spec, at), **decided})
     return tuple(found)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from demur.errors import visible
 from demur.guards.decision import BaseGuard
+from demur.spec.code_digest import code_of
 
 MOST_CLASSES = 20  # that the card lists
 
@@ -41,14 +42,10 @@ def _usage(guard: BaseGuard, factory: str | None) -> list[str]:
     lines = ["## Use", "", "```python", "from demur import Guard", ""]
     lines += [f'guard = Guard.load("."{given})', 'result = guard(["image.png"])']
     lines += ["result.labels, result.accepted, result.reasons", "```"]
-    if factory is not None:
-        module = factory.partition(":")[0]
-        lines += [
-            "",
-            f"The model is made by {_code(factory)}. Import that module first, or set "
-            f"{_code(f'DEMUR_MODULES={module}')}.",
-        ]
-    return lines
+    code = [*([factory] if factory else ()), *code_of(*(one.rejector for one in guard.scores))]
+    modules = _code(f"DEMUR_MODULES={','.join(dict.fromkeys(p.partition(':')[0] for p in code))}")
+    own = f"This runs {' and '.join(map(_code, code))}: start Python where it finds that code, "
+    return [*lines, "", f"{own}with {modules} in the environment."] if code else lines
 
 
 def _inputs(guard: BaseGuard) -> list[str]:
@@ -108,7 +105,9 @@ def _figures(guard: BaseGuard) -> list[str]:
         "| images | n | accuracy | coverage | TPR | risk |", "|---|---:|---:|---:|---:|---:|",
         _row("calibration, clean", guard.calibration),
     ]  # fmt: skip
-    lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.reported_rates]
+    for found in guard.reported_rates:
+        aim = f" ({found['aim']})" if found.get("aim") else ""  # older guards have none
+        lines.append(_row(f"test, {found['attack']}{aim}", found))
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
     if chance := guard.calibration.get("chance_test"):  # older guards have none
@@ -138,5 +137,7 @@ def _limits(guard: BaseGuard) -> list[str]:
         if attacked
         else "This guard was not attacked. Nothing is known about adversarial examples."
     )
+    if any(figures.get("aim") for figures in guard.reported_rates):
+        known += " Attacks aimed elsewhere say little: attack this rule with threshold=T."
     return ["## Limits", "", f"{known} A rejected image needs another decision: a person, or a "
             "second model."]  # fmt: skip

@@ -215,7 +215,7 @@ def _records(
         labels = [f"{name}-{tpr}" if tpr else name for name, tpr, _ in planned]
         pairs = zip(labels, planned, strict=True)
         return [(one, make_record(loaded, label, one[2], options)) for label, one in pairs]
-    kept = {record.metadata["attack"]: record for record in loaded.run.records("test")}
+    kept = {record.metadata["attack"]: record for record in loaded.usable_records("test")}
     found = [(one, kept[key]) for one in planned if (key := digest(one[2])) in kept]
     if not found or found[0][0] != planned[0]:
         made = f"neither weights nor a record of {show(planned[0][2])}"

@@ -152,9 +152,9 @@ def rejectors_named(given: AnyName | Iterable[AnyName], recipe: Recipe) -> dict[
 
 
 def aimed_at(text: str, attack: Attack, rejectors: Sequence[Rejector]) -> list[tuple[str, Attack]]:
-    """The attack on each rejector instead of its own, with its text; itself if it has none."""
+    """The attack on each rejector, with its text; itself if it has none or its text names one."""
     own = [spec for spec in specs_in(attack) if isinstance(spec, Rejector)]
-    if not own or not rejectors:
+    if not own or not rejectors or re.search(r"[:,.]\s*rejector\s*=", text):
         return [(text, attack)]
     start = f"{text}{',' if ':' in text else ':'}rejector="
     aimed = [replace_specs(attack, dict.fromkeys(own, one)) for one in rejectors]

@@ -40,7 +40,8 @@ def retest_table(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> T
     table = plain_table(
         "certificates: guaranteed on cal, observed on test",
         "certificate, attack", "share", "guaranteed", "observed", "coverage", "verdict",
-        caption="percent, with exact 95% intervals; broken: the interval excludes the guarantee",
+        caption="percent, with exact 95% intervals; broken: the interval excludes the guarantee; "
+        "aimed at: an attack on this rejector and threshold may do more",
     )  # fmt: skip
     table.columns[0].no_wrap = True
     table.columns[1].justify = table.columns[5].justify = "left"
@@ -59,7 +60,8 @@ def retest_table(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> T
 def cells(line: Retest) -> tuple[str, str, str, str, str]:
     """Format a retest: share, guaranteed, observed, coverage, verdict."""
     bound = "at most" if line.quantity == "risk" else "at least"
-    verdict = line.verdict if line.covered else f"{line.verdict}, but not guaranteed here"
+    missed = line.aim if line.verdict in ("kept", "within chance") else ""
+    verdict = line.verdict + f", but {missed or 'not guaranteed here'}" * (not line.covered)
     return (
         SHARES[line.quantity], f"{bound} {percent(line.level)}",
         "" if line.observed is None else percent(line.observed, line.interval),

@@ -37,7 +37,8 @@ from demur.recipes import VOCABULARY
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
-from demur.spec import read, show
+from demur.spec import CUSTOM, read, show
+from demur.spec.code_digest import code_of
 
 if TYPE_CHECKING:
     import pandas
@@ -459,6 +460,18 @@ def attack_of(text: str) -> Attack:
     if not isinstance(found, Attack):
         raise BadInput(f"{text[:40]!r} is not an attack")
     return found
+
+
+def code_problem(record: Record) -> str:
+    """Why today's code is not that of a record's attack: changed since, or not imported."""
+    text, known = str(record.metadata["spec"]), record.metadata.get("user_code", {})
+    try:
+        now = code_of(attack_of(text)) if f"{CUSTOM}(" in text else {}
+    except BadInput as error:
+        return str(error)
+    changed = ", ".join(path for path, found in now.items() if known.get(path) != found)
+    again = "has changed since this attack; make it again with demur attack, or delete it"
+    return f"{changed} {again}" if changed else ""
 
 
 def check_norms(arrays: Mapping[str, Tensor], attack: str) -> None:

@@ -39,10 +39,10 @@ def ball_of(attack: Attack) -> Ball | None:
 
 
 def rebuilt(spec: Any, change: Callable[[Spec, dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy of a spec, and of those inside it, with the field values that `change` returns."""
+    """A copy of a spec, and of those inside but rejectors, with the field values of `change`."""
     if isinstance(spec, tuple):
         return tuple(rebuilt(part, change) for part in spec)
-    if not isinstance(spec, Spec):
+    if not isinstance(spec, Spec) or isinstance(spec, Rejector):
         return spec
     values = {f.name: rebuilt(getattr(spec, f.name), change) for f in fields(spec)}
     return replace(spec, **change(spec, values))

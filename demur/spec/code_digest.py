@@ -34,9 +34,9 @@ def code_of(*values: Any) -> dict[str, str]:
     return {path: source_digest(own[path]) for path in sorted(own)}
 
 
-def score_key(rejector: Spec) -> str:
-    """The name of a score in records: the full spec, and the digest of the user's code in it."""
-    digests = "".join(code_of(rejector).values())
+def score_key(rejector: Spec, made_with: Mapping[str, str] = {}) -> str:
+    """The name of a score in records: the full spec and the digest of its code, if `made_with`."""
+    digests = "".join(made_with.get(path, now) for path, now in code_of(rejector).items())
     return show(rejector, full=True) + (f" #{_hash(digests)[:12]}" if digests else "")
 
 
