@@ -247,7 +247,8 @@ class TestShortfall:
         assert str(error.value) == (
             "no threshold gives at most 5% wrong among the accepted with 95% confidence: the best "
             "candidate had 0 of 32 accepted predictions wrong (0%); give about 93 images instead "
-            "of 40, or ask for at most 11.19%"
+            "of 40, or ask for at most 11.19% and give new images, since a level that these "
+            "images suggested voids the confidence"
         )
         certify_threshold(np.zeros(93), np.ones(93), Risk(0.05))
 

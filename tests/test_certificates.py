@@ -236,6 +236,8 @@ def test_the_command_issues_stores_and_shows_a_certificate(
     assert code == 0, err
     metadata = json.loads(out)
     assert metadata["rejector"] == "R-Con"
+    out = command("calibrate", "mine", "--risk", "0.97")[1]
+    assert "accepting every score, so it rejects nothing" in out
     code, out, err = command("score", "mine", "--json")
     assert code == 0, err
     shown = [made["certificate"]["sentence"] for made in json.loads(out)["certificates"]]

@@ -54,6 +54,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
     shown = re.findall(r"^│ (\w+)  +\S", out, re.MULTILINE)
     assert set(shown) == COMMANDS - {"data", "guard"}  # which messages and guides name
     assert len(shown) <= 17
+    assert "demur guard info, diff and recalibrate" in out
     assert shown.index("train") < shown.index("attack") < shown.index("score")
 
 

@@ -12,6 +12,8 @@ from PIL import Image
 
 import demur
 from demur import GDA, BadInput, Consistency, Coupled, Guard, LoadedRun
+from demur.calibrate.threshold_path import ANY_SCORE
+from demur.data import SplitName
 from demur.files.atomic import read_json, write_json
 from demur.guards.lifecycle import describe, differences, recalibrated
 from demur.rejectors import Rejector
@@ -26,14 +28,18 @@ def images(tiny_source: LoadedRun) -> tuple[torch.Tensor, torch.Tensor]:
     return tiny_source.splits["cal"].batch(slice(None))
 
 
+def write_images(folder: Path, x: torch.Tensor, y: torch.Tensor) -> Path:
+    for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
+        path = folder / str(int(label)) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels[0] * 255).round().byte().numpy()).save(path)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, images: tuple[torch.Tensor, torch.Tensor]) -> Path:
     """New images, a folder per class."""
-    for number, (x, y) in enumerate(zip(*images, strict=True)):
-        path = tmp_path / "new" / str(int(y)) / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((x[0] * 255).round().byte().numpy()).save(path)
-    return tmp_path / "new"
+    return write_images(tmp_path / "new", *images)
 
 
 def test_the_digest_is_that_of_what_decides(tiny_guard: Guard, tmp_path: Path) -> None:
@@ -141,3 +147,90 @@ def test_a_guarantee_under_attack_is_not_replaced_by_one_on_clean_images(
     known = {**tiny_guard.calibration, "certificate": {"under": "worst-score"}}
     with pytest.raises(BadInput, match="holds under worst-score"):
         recalibrated(replace(tiny_guard, calibration=known), *images)
+
+
+@pytest.mark.parametrize("split", ["fit", "val"])
+def test_training_images_are_refused(
+    split: SplitName, tiny_source: LoadedRun, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    made = Guard.from_run(tiny_source, coverage=0.7, accept_chance=True)
+    old, new = str(made.save(tmp_path / "guard")), tmp_path / "guard-2"
+    loaded = Guard.load(old)
+    assert loaded.training_images is not None
+    x, y = tiny_source.splits[split].batch(slice(0, 30))
+    with pytest.raises(BadInput, match="30 of 30 images were used in training, such as image 0"):
+        recalibrated(loaded, x, y)
+    words = ("guard", "recalibrate", old, "--coverage", "0.5", "--accept-chance", "-o", str(new))
+    code, _, error = command(*words, "--data", str(folder))  # cal images are no training images
+    assert code == 0, error
+    assert "cannot tell" not in error
+    assert command("verify", str(new))[0] == 0
+    mixed = write_images(tmp_path / "mixed", x[:3], y[:3])
+    shutil.copytree(folder, mixed, dirs_exist_ok=True)
+    words = (*words[:-1], str(tmp_path / "guard-3"), "--data", str(mixed))
+    code, _, error = command(*words)
+    assert code == 2
+    assert " images were used in training, such as " in error
+    assert str(mixed) in error
+    assert "leave them out" in error
+    assert not (tmp_path / "guard-3").exists()
+
+
+def test_a_damaged_list_of_training_images_is_one_sentence(
+    tiny_source: LoadedRun, tmp_path: Path
+) -> None:
+    made = Guard.from_run(tiny_source, coverage=0.7, accept_chance=True)
+    path = made.save(tmp_path / "guard") / "config.json"
+    config = read_json(path, "")
+    for count in (0, 5, 1 << 40):
+        write_json(path, config | {"training_images": count})
+        with pytest.raises(BadInput, match="training"):
+            Guard.load(tmp_path / "guard")
+
+
+def test_recalibration_replaces_no_guard(
+    tiny_guard: Guard, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    old = tiny_guard.save(tmp_path / "guard")
+    before = (old / "config.json").read_bytes()
+    code, _, error = command(
+        "guard", "recalibrate", str(old), "--data", str(folder), "--coverage", "0.5",
+        "--accept-chance", "-o", str(old),
+    )  # fmt: skip
+    assert code == 2
+    assert "it is a guard; name a new folder" in error
+    assert (old / "config.json").read_bytes() == before
+
+
+def test_classes_without_an_image_are_named(
+    tiny_guard: Guard, folder: Path, tmp_path: Path, command: Command
+) -> None:
+    old, new = str(tiny_guard.save(tmp_path / "guard")), tmp_path / "guard-2"
+    shutil.rmtree(folder / "7")
+    code, _, error = command(
+        "guard", "recalibrate", old, "--data", str(folder), "--coverage", "0.5",
+        "--accept-chance", "-o", str(new),
+    )  # fmt: skip
+    assert code == 0, error
+    assert "cannot tell which images trained it" in error
+    sentence = "no image was of the class 7"
+    assert sentence in error
+    assert sentence in (new / "README.md").read_text()
+    assert sentence in command("guard", "info", str(new))[1]
+    assert command("verify", str(new))[0] == 0
+
+
+def test_a_guard_that_rejects_nothing_says_so(
+    tiny_source: LoadedRun, images: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
+) -> None:
+    made = demur.guard(tiny_source.net, *images, rejector="RCon", risk=0.9, confidence=0.6)
+    assert made.thresholds == (ANY_SCORE,)
+    answers = made(images[0][:2])
+    assert all(answers.accepted)
+    assert answers.reasons[0].endswith("(no threshold)")
+    shown = describe(made)
+    card = (made.save(tmp_path / "guard", factory="nets:make") / "README.md").read_text()
+    for text in (shown["accepts"], shown["guarantee"], card):
+        assert "so it rejects nothing" in text
+    for text in (*shown.values(), card, *answers.reasons):
+        assert "e+38" not in text

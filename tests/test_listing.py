@@ -29,6 +29,13 @@ def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
     expect_error(command("list", "nets", "folder"), "a folder goes with runs only")
 
 
+def test_an_attack_or_a_rejector_is_found_by_its_name(command: Command) -> None:
+    code, out, err = command("list", "reject-autoattack")
+    assert code == 0, err
+    assert "demur list attacks: RejectAutoAttack" in out
+    assert "demur list rejectors" in command("list", "r-con")[1]
+
+
 def test_runs_are_listed_with_their_state(command: Command, scored_source: LoadedRun) -> None:
     expect_error(command("list", "runs"), "runs is not a folder", "demur train RECIPE")
     copytree(scored_source.run.path, "runs/done")

@@ -139,7 +139,7 @@ def test_a_rejector_has_one_name_everywhere(own_source: LoadedRun, module: str) 
     [
         ("{}:Ginni", "did you mean Gini"),
         ("{}x:Gini", "did you mean {}:Gini"),
-        ("{}:cross_entropy", "name a subclass"),
+        ("{}:cross_entropy", "does not fit; name a subclass"),
         ("Enrgy", "did you mean Energy"),
         ("Linf(0.1)", "is not a rejector"),
         ("{}:Gini(pwer=2)", "did you mean power"),
@@ -408,6 +408,19 @@ def test_scores_of_image_rejectors_are_added_to_a_record(own_source: LoadedRun) 
     assert np.array_equal(values(pair, both), expected)
 
 
+@dataclass(frozen=True)
+class Holds(ImageRejector):
+    """A score that is no number."""
+
+    def score(self, model: object, images: Tensor, output: Output) -> Tensor:
+        return torch.full((len(images),), float("nan"))
+
+
+def test_a_score_that_is_no_number_is_named(own_source: LoadedRun) -> None:
+    with pytest.raises(BadInput, match="the model's Holds score is not a number for "):
+        own_source.clean("cal", Holds())
+
+
 def test_an_image_rejector_is_fitted_on_the_fit_split(own_source: LoadedRun) -> None:
     fitted = own_source.fitted(Brightness())
     x, _ = own_source.splits["fit"].batch(slice(None))
@@ -415,6 +428,7 @@ def test_an_image_rejector_is_fitted_on_the_fit_split(own_source: LoadedRun) -> 
     guard = Guard.from_run(own_source, rejector=Brightness, coverage=0.5)
     assert guard.scores[0].rejector == fitted
     images = own_source.splits["test"].batch(slice(0, 5))[0]
+    assert guard.scores[0].name.startswith("Brightness(")
     assert np.allclose(guard.decide(images).scores[:, 0], fitted.score(None, images, None))  # type: ignore[arg-type]
 
 

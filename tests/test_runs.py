@@ -26,6 +26,7 @@ from demur.runs.record import Record, read_record, write_record
 from demur.spec import digest, lines
 from demur.version import code_version
 from tests import forked
+from tests.conftest import Command
 from tests.test_crash import made_up_record
 
 REMEDY = "restore it"
@@ -226,6 +227,21 @@ def test_damaged_recipes_raise(tiny_run: Run, tmp_path: Path) -> None:
         (copy / "recipe.txt").write_bytes(content)
         with pytest.raises(BadInput, match=r"recipe\.txt"):
             _ = Run(copy).recipe
+
+
+def test_a_run_is_named_by_dots(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    home = Path(shutil.copytree(tiny_run.path, tmp_path / "mine"))
+    for inside, name in ((".", "."), ("records", ".."), (".", "records/..")):
+        monkeypatch.chdir(home / inside)
+        assert Run.open(name).name == "mine"
+        code, out, err = command("list", name)
+        assert code == 0, err
+        assert "PGD" in out
+        code, _, err = command("score", name, "--split", "val")
+        assert (code, "demur attack" in err) == (2, True)
+        assert f"demur attack {home}" in err  # which works from anywhere
 
 
 def test_changed_recipes_get_their_own_folder() -> None:

@@ -24,6 +24,7 @@ import pytest
 import torch
 from PIL import Image
 from starlette.testclient import TestClient
+from structlog import PrintLogger
 
 from demur import Guard
 from demur.guards import triton
@@ -77,6 +78,11 @@ def test_the_level_and_the_access_log(
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == count
     assert all(line.startswith("timestamp=") for line in shown)
+
+
+def test_a_text_log_has_a_value_for_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.make_logger(PrintLogger(), "text", "info", "cats").error("drift alarm", alarm=True)
+    assert " alarm=true" in capsys.readouterr().out
 
 
 def test_drift_is_an_error_in_the_log(

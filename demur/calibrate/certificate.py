@@ -198,7 +198,8 @@ class Shortfall:
         )
         if 0 < self.possible < 1:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
-            advice += f", or ask for {bound} {percent(self.possible)}"
+            advice += f", or ask for {bound} {percent(self.possible)} and give new images, since"
+            advice += " a level that these images suggested voids the confidence"
         return f"{start}: the best candidate had {observed}; {advice}"
 
     def _passes(self, trials: int) -> bool:

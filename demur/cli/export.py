@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,19 +29,17 @@ Under = Annotated[
     ),
 ]  # fmt: skip
 Confidence = Annotated[float, number("Confidence level of the guarantee.")]
-
-
+TABLE: dict[str, Any] = {"callback": output_file("predictions")}
 AcceptChance = Annotated[
     bool, option("Also write a net that is at chance level.", "--accept-chance")
 ]
 Resize = Annotated[
     bool | None,
     option(
-        "Resize images of another size, or report an error.",
-        "--resize/--no-resize",
+        "Resize images of another size, or report an error.", "--resize/--no-resize",
         shown="as the data set did",
     ),
-]
+]  # fmt: skip
 Rejector = Annotated[
     str | None,
     option(
@@ -148,7 +146,7 @@ def report_guard(guard: "Guard", folder: Path) -> None:
     """Print how the thresholds of a new guard were chosen, and what it reaches."""
     from demur.cli.progress import on_message
 
-    on_message(f"{folder}: {guard.identity}: {guard.calibration['sentence']}. {guard.summary}")
+    on_message(f"{folder}: {guard.identity}: {guard.guarantee_text}. {guard.summary}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
 
@@ -160,18 +158,11 @@ def predict(
         list[str], typer.Argument(help="Image files, folders (searched below) and globs.")
     ],
     out: Annotated[
-        str | None,
-        option(
-            "The file.", "-o", "--out", callback=output_file("predictions"), shown="standard output"
-        ),
+        str | None, option("The file.", "-o", "--out", shown="standard output", **TABLE)
     ] = None,
     rejected: Annotated[
         str | None,
-        option(
-            "A second file, of the rejected and unreadable images only.",
-            callback=output_file("predictions"),
-            shown="none",
-        ),
+        option("A second file, of the rejected and unreadable images only.", shown="none", **TABLE),
     ] = None,
     as_json: Annotated[bool, option("Write JSON instead of CSV.", "--json")] = False,
     device: Device = "auto",

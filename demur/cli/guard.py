@@ -56,7 +56,7 @@ def diff(
 def recalibrate(
     bundle: Bundle,
     data: Annotated[str, option("A folder with new, clean images, one folder per class in it.")],
-    out: Annotated[str, option("The new folder.", "-o", "--out", callback=output_folder("guard"))],
+    out: Annotated[str, option("The new folder.", "-o", "--out", callback=output_folder())],
     risk: Risk = None,
     tpr: Tpr = None,
     coverage: Coverage = None,
@@ -76,6 +76,8 @@ def recalibrate(
 
     check_target(Path(out))
     old = Guard.load(bundle, device=device)
+    if old.training_images is None:
+        on_message("this guard cannot tell which images trained it; see that none is in the folder")
     x, y, problems = labelled_images(old, Path(data))
     for problem in problems:
         on_message(f"left out: {problem}")

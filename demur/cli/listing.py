@@ -179,7 +179,7 @@ def _show(name: str, changes: list[str]) -> None:
     from demur.recipes import RECIPES
     from demur.recipes import recipe as recipe_named
     from demur.runs import Run, runs_in
-    from demur.spec import digest, lines
+    from demur.spec import digest, find_name, lines
 
     is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path(RUNS) / name))
     if is_run and name not in RECIPES:
@@ -190,6 +190,11 @@ def _show(name: str, changes: list[str]) -> None:
         _show_run(run)
         return
     if name not in RECIPES and not name.startswith("@"):
+        for kind in ("attacks", "rejectors"):
+            entries = listings(Path(RUNS))[kind]()
+            if (entry := find_name(name, entries)) is not None:
+                typer.echo(f"{entry}, one of demur list {kind}: {_line(entries[entry])}")
+                return
         known = [*RECIPES, *ABOUT, *(run.name for run in runs_in(Path(RUNS)))]
         raise BadInput(
             f"no kind, recipe or run is called {shorten(name)!r}; {suggestion(name, known)}"

@@ -162,9 +162,8 @@ class LoadedRun:
                 batch = x[some].to(self.device), out.select(some).to(self.device)
                 with tf32("fp32"), torch.no_grad():
                     parts.append(values_on_images(one, self.net, *batch).float().cpu())
-            scores[one.key] = torch.cat(parts)
-            name = f"scores of {type(one).__name__}"
-            raise_if_invalid(name, scores[one.key], "use -inf to reject an image")
+            found = scores[one.key] = torch.cat(parts)
+            raise_if_invalid(f"{type(one).__name__} score", found, "use -inf to reject an image")
         return scores
 
     def with_scores(self, record: Record, rejectors: Sequence[ImageRejector]) -> Record:

@@ -46,8 +46,9 @@ from demur.spec.field_types import (
 from demur.spec.importing import check_import_path, import_object
 from demur.version import code_version
 
-CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = FILES = (
+CONFIG, WEIGHTS, ARRAYS, CARD, ONNX, TRAINING = FILES = (
     "config.json", "model.safetensors", "scores.safetensors", "README.md", "model.onnx",
+    "training.safetensors",
 )  # fmt: skip
 REMEDY = "save the guard again or fetch another copy"
 LARGEST = 1024  # of a whole number in the spec of a net
@@ -60,6 +61,7 @@ GuardName = Annotated[
     str,
     Condition(lambda v: v.isprintable() and 0 < len(v) <= 64, "of 1 to 64 printable characters"),
 ]
+Count = Annotated[int, Condition(lambda v: 1 <= v <= MAX_NUMBERS, f"from 1 to {MAX_NUMBERS}")]
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
 SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
 RATES = {  # shares are null where no image counts
@@ -72,7 +74,7 @@ CALIBRATION = Schema(
         "certificate": dict[str, object] | None, "score_edges": list[float],
         "score_counts": list[NonNegativeInt], **RATES,
     },
-    {"chance_test": dict[str, object]},  # older guards have none
+    {"chance_test": dict[str, object], "classes_without_images": list[str]},  # not in older ones
 )  # fmt: skip
 FORMAT = Schema(
     {
@@ -86,7 +88,7 @@ FORMAT = Schema(
         "scores": [SCORE], "calibration": CALIBRATION,
         "figures": [Schema({"attack": str, **RATES})], "files": dict[str, str],
     },
-    {"name": GuardName, "version": PositiveInt},  # older guards have none
+    {"name": GuardName, "version": PositiveInt, "training_images": Count},  # not in older ones
 )  # fmt: skip
 
 
@@ -112,23 +114,19 @@ def save(
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
         if onnx:
             files[ONNX] = atomic.content_digest(export_onnx(guard, half / ONNX).read_bytes())
+        if (seen := guard.training_images) is not None:
+            files[TRAINING] = write_tensors(half / TRAINING, {"digests": seen})
         config = {
-            "format": "demur-guard",
-            "format_version": 1,
+            "format": "demur-guard", "format_version": 1,
             "name": convert_value(guard.name, GuardName, "name"),
             "version": convert_value(guard.version, PositiveInt, "version"),
-            "model": model,
-            "image": _image_config(guard, rebuilt=model["net"] is not None),
-            "class_names": list(guard.class_names),
-            "temperature": guard.temperature,
-            "eps": guard.eps,
-            "scores": scores,
-            "calibration": guard.calibration,
-            "figures": list(guard.reported_rates),
-            "files": files,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "code": code_version(),
-        }
+            "model": model, "image": _image_config(guard, rebuilt=model["net"] is not None),
+            "class_names": list(guard.class_names), "temperature": guard.temperature,
+            "eps": guard.eps, "scores": scores, "calibration": guard.calibration,
+            "figures": list(guard.reported_rates), "files": files,
+            **({} if seen is None else {"training_images": len(seen)}),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_version(),
+        }  # fmt: skip
         write_text(half / CARD, model_card(guard, factory))
         write_json(half / CONFIG, config)
         if sign is not None:
@@ -170,10 +168,8 @@ def _image_config(guard: BaseGuard, rebuilt: bool) -> dict[str, Any]:
         mean, std = domain.mean, domain.std
     return {
         **dict(zip(("channels", "height", "width"), guard.shape, strict=True)),
-        "resize": guard.resize,
-        "mean": mean,
-        "std": std,
-    }
+        "resize": guard.resize, "mean": mean, "std": std,
+    }  # fmt: skip
 
 
 def _score_configs(guard: BaseGuard) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -262,12 +258,14 @@ def _guard_of(
         if device.type == "cpu":  # as LoadedRun does: faster there
             loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     scores = on_device(_scores(folder, config), device)
-    normalised_inside = built_from is not None
+    normalised_inside, count = built_from is not None, config.get("training_images", 0)
+    seen = torch.empty(count, dtype=torch.int64, device="meta")
     return BaseGuard(
         loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
         None if normalised_inside else mean, None if normalised_inside else std,
         config["calibration"], tuple(config["figures"]),
         float(config["eps"]), built_from, config.get("name", "guard"), config.get("version", 1),
+        _tensors(folder, config, TRAINING, {"digests": seen})["digests"] if count else None,
     )  # fmt: skip
 
 

@@ -22,9 +22,11 @@ from demur.calibrate import (
     lower_bound,
     upper_bound,
 )
+from demur.calibrate.threshold_path import ANY_SCORE
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, check_logits, prediction
+from demur.recipes import short_name
 from demur.rejectors import Coupled, FittedScore, ImageRejector, OutputScore, Rejector
 from demur.rejectors.image_scores import with_columns
 from demur.rejectors.rule import Score, as_score
@@ -40,11 +42,16 @@ class GuardScore(NamedTuple):
 
     rejector: Rejector
     score: Score
-    threshold: float  # -inf accepts every score
+    threshold: float  # -inf and ANY_SCORE accept every score
 
     @property
     def name(self) -> str:
-        return show(self.rejector).removesuffix("()").replace("RCon", "R-Con")
+        return short_name(self.rejector).replace("RCon", "R-Con")
+
+    @property
+    def rejects(self) -> bool:
+        """Whether a finite score can lie below the threshold."""
+        return self.threshold > ANY_SCORE
 
 
 class Calibrated(NamedTuple):
@@ -69,14 +76,9 @@ def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) 
 
 
 def calibrate(
-    rejector: Rejector,
-    fitted: Score,
-    out: Output,
-    y: torch.Tensor,
-    guarantee: Guarantee,
-    confidence: float,
-    attacked: Mapping[str, Any] = MappingProxyType({}),
-) -> Calibrated:
+    rejector: Rejector, fitted: Score, out: Output, y: torch.Tensor, guarantee: Guarantee,
+    confidence: float, attacked: Mapping[str, Any] = MappingProxyType({}),
+) -> Calibrated:  # fmt: skip
     """Choose the thresholds of a fitted rejector on the outputs for calibration images.
 
     `attacked` holds `worst` and `under` of `certify_threshold`. Raises Uncertified if a
@@ -101,23 +103,17 @@ def calibrate(
         chosen = guarantee.threshold(values(with_columns(fitted)[0], out), correct)
         thresholds = tuple(t for _, t in fitted.rule(chosen).pairs)
         sentence = f"{guarantee.statement} on the calibration images, without a guarantee"
-    scores = tuple(
-        GuardScore(spec, part, float(t))
-        for spec, part, t in zip(_parts(rejector), parts, thresholds, strict=True)
-    )
+    triples = zip(_parts(rejector), parts, map(float, thresholds), strict=True)
+    scores = tuple(GuardScore(*one) for one in triples)
     accepted = np.all(columns >= np.array(thresholds), axis=1)
     classes = out.logits.shape[1]
     chance = ChanceTest.of(int(correct.sum()), y.cpu().numpy(), classes, "calibration")
     figures = {
         "guarantee": show(guarantee) if isinstance(guarantee, Spec) else guarantee.statement,
-        "confidence": confidence,
-        "sentence": sentence,
-        "shortfall": shortfall,
-        "certificate": certificate,
-        **decision_figures(accepted, correct),
-        **score_histogram(columns[:, -1]),
-        "chance_test": chance.to_json(),
-    }
+        "confidence": confidence, "sentence": sentence, "shortfall": shortfall,
+        "certificate": certificate, **decision_figures(accepted, correct),
+        **score_histogram(columns[:, -1]), "chance_test": chance.to_json(),
+    }  # fmt: skip
     return Calibrated(scores, figures)
 
 

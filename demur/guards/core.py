@@ -29,7 +29,7 @@ from demur.guards.calibration import (
     shown_temperature,
 )
 from demur.guards.decision import BATCH_SIZE, BaseGuard, BuiltFrom
-from demur.guards.inputs import Shape, read_images
+from demur.guards.inputs import Shape, image_digests, read_images
 from demur.guards.onnx_export import export_onnx
 from demur.images import check_batch
 from demur.methods import Head
@@ -66,6 +66,7 @@ class Guard(BaseGuard):
         built_from: The specs that rebuild the model, or None for a foreign one.
         name: What the guard is called in answers, logs and metrics.
         version: Its number; recalibration counts it up.
+        training_images: Digests of the fit and val images of its run, sorted; None if unknown.
 
     Example:
         >>> import torch
@@ -174,7 +175,7 @@ class Guard(BaseGuard):
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores, spec),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
-            name=visible(loaded.run.name)[:64],
+            name=visible(loaded.run.name)[:64], training_images=_training_images(loaded),
         )  # fmt: skip
 
     def export_onnx(self, path: str | Path) -> Path:
@@ -306,6 +307,14 @@ def _record_rates(
         about = {"attack": record.label, "spec": record.metadata["spec"]}
         found.append({**about, "aim": other_aim(record, spec, at), **decided})
     return tuple(found)
+
+
+def _training_images(loaded: LoadedRun) -> Tensor:
+    """Sorted digests of the images that trained the net or selected its epoch."""
+    names = {"fit", "val"}.intersection(loaded.run.recipe.data.splits)
+    splits = map(loaded.checked_split, names)
+    parts = [image_digests(one.batch(rows)[0]) for one in splits for rows in one.slices(BATCH_SIZE)]
+    return torch.cat(parts).sort().values
 
 
 def _shape_of(x_cal: Any) -> Shape:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
+from demur.calibrate.threshold_path import ANY_SCORE
+from demur.errors import shorten
 from demur.files.atomic import tensor_digest
 from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
@@ -114,6 +116,7 @@ class BaseGuard:
     built_from: BuiltFrom | None = None
     name: str = "guard"
     version: int = 1
+    training_images: Tensor | None = field(default=None, compare=False)  # of `image_digests`
 
     def __post_init__(self) -> None:
         specs, rejectors = with_columns(tuple(part.rejector for part in self.scores))
@@ -143,7 +146,20 @@ class BaseGuard:
     @property
     def rule_text(self) -> str:
         """The scores with their thresholds."""
-        return " and ".join(f"{part.name} >= {part.threshold:.6g}" for part in self.scores)
+        parts = self.scores
+        shown = (f"{p.name} >= {p.threshold:.6g}" if p.rejects else f"any {p.name}" for p in parts)
+        return " and ".join(shown) + self._rejects_nothing
+
+    @property
+    def _rejects_nothing(self) -> str:
+        return "" if any(part.rejects for part in self.scores) else ", so it rejects nothing"
+
+    @property
+    def guarantee_text(self) -> str:
+        """How the thresholds were chosen, and what a reader may overlook about it."""
+        absent = ", ".join(self.calibration.get("classes_without_images", ()))
+        end = f"; no image was of the class {shorten(absent)}" if absent else ""
+        return f"{self.calibration['sentence']}{self._rejects_nothing}{end}"
 
     @property
     def summary(self) -> str:
@@ -271,11 +287,13 @@ def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def _compared(value: float, sign: str, threshold: float) -> str:
-    """Return both numbers with enough digits to tell them apart."""
+    """Return a score and its threshold with enough digits to tell them apart."""
     for digits in (4, 6, 9, 17):
         left, right = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
         if left != right or value == threshold:
             break
+    if threshold <= ANY_SCORE:
+        return f"{left} (no threshold)"
     return f"{left} {sign} {right}"
 
 

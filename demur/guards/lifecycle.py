@@ -3,6 +3,7 @@
 Going back to an older guard is serving its folder again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from demur.errors import BadInput
 from demur.files.atomic import tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
-from demur.guards.inputs import read_images
+from demur.guards.inputs import image_digests, read_images
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
 from demur.spec import show
@@ -29,8 +30,7 @@ def describe(guard: Guard) -> dict[str, str]:
         found = figures.get(name)
         return f"{found['value']:.1%} of {found['n']}" if found else "unknown"
 
-    model = guard.model
-    weights = tensor_digest(model.state_dict()).hex() if isinstance(model, torch.nn.Module) else "-"
+    tensors = guard.model.state_dict() if isinstance(guard.model, torch.nn.Module) else None
     built = [show(spec) for spec in guard.built_from or ()] or ["made outside of demur"]
     attacked = [
         f"{one['attack']} {one['risk']['value']:.1%} of {one['risk']['n']}"
@@ -38,23 +38,18 @@ def describe(guard: Guard) -> dict[str, str]:
         if one["risk"]
     ]
     return {
-        "name": guard.name,
-        "version": str(guard.version),
-        "digest": guard.digest,
-        "weights": weights,
+        "name": guard.name, "version": str(guard.version), "digest": guard.digest,
+        "weights": tensor_digest(tensors).hex() if tensors is not None else "-",
         "net": ", ".join(built),
         "images": f"{channels} x {height} x {width}{', resized' if guard.resize else ''}",
-        "classes": ", ".join(guard.class_names),
-        "accepts": guard.rule_text,
-        "guarantee": figures["sentence"],
-        "without a guarantee": figures["shortfall"] or "no",
+        "classes": ", ".join(guard.class_names), "accepts": guard.rule_text,
+        "guarantee": guard.guarantee_text, "without a guarantee": figures["shortfall"] or "no",
         "calibration images": str(figures["images"]),
-        "accuracy": rate("accuracy"),
-        "coverage": rate("coverage"),
+        "accuracy": rate("accuracy"), "coverage": rate("coverage"),
         "wrong among the accepted": rate("risk"),
         "wrong among the accepted of the test images": "; ".join(attacked) or "unknown",
         "chance": figures.get("chance_test", {}).get("sentence", "unknown"),
-    }
+    }  # fmt: skip
 
 
 def differences(first: Guard, second: Guard) -> dict[str, tuple[str, str]]:
@@ -64,29 +59,25 @@ def differences(first: Guard, second: Guard) -> dict[str, tuple[str, str]]:
 
 
 def recalibrated(
-    guard: Guard,
-    images: Any,
-    labels: Any,
-    *,
-    tpr: float | None = None,
-    coverage: float | None = None,
-    risk: float | None = None,
-    confidence: float = 0.95,
-) -> Guard:
+    guard: Guard, images: Any, labels: Any, *, tpr: float | None = None,
+    coverage: float | None = None, risk: float | None = None, confidence: float = 0.95,
+) -> Guard:  # fmt: skip
     """Return the guard of the next version, with thresholds chosen on other images.
 
     The net and fitted scores stay as they are. The figures of test images are left out, since
     they are of the old thresholds. Images, labels and guarantees are those of `demur.guard`.
 
-    Uncertified is raised if a risk cannot be certified, and BadInput for a guard whose guarantee
-    holds under an attack, which clean images do not give again.
+    Uncertified is raised if a risk cannot be certified. BadInput is raised for training images of
+    the guard's run, and for a guarantee under attack, which clean images do not give again.
     """
     if under := (guard.certificate or {}).get("under"):
         raise BadInput(
             f"this guard's guarantee holds under {under}, and recalibration is on clean images; "
             "make a guard of the run again with demur export --under"
         )
-    out, y = outputs_of(guard, images, labels)
+    x = read_images(images, guard.shape, resize=False).x
+    check_not_trained_on(guard, x, [f"image {i}" for i in range(len(x))])
+    out, y = outputs_of(guard, x, labels)
     scores = [
         part.rejector if isinstance(part.rejector, ImageRejector) else part.score
         for part in guard.scores
@@ -97,8 +88,10 @@ def recalibrated(
         spec = Coupled(guard.scores[0].rejector, gate_threshold, spec)
         fitted = Coupled(scores[0], gate_threshold, fitted)
     found = calibrate(spec, fitted, out, y, guarantee_of(tpr, coverage, risk), confidence)
+    absent = [name for i, name in enumerate(guard.class_names) if i not in y]
     return replace(
-        guard, scores=on_device(found.scores, guard.device), calibration=found.figures,
+        guard, scores=on_device(found.scores, guard.device),
+        calibration=found.figures | ({"classes_without_images": absent} if absent else {}),
         reported_rates=(), version=guard.version + 1,
     )  # fmt: skip
 
@@ -112,13 +105,25 @@ def labelled_images(guard: Guard, folder: Path) -> tuple[torch.Tensor, torch.Ten
             f"{folder}: {unknown[0]!r} is no class of the guard; name a folder with one folder per "
             f"class, such as {known}"
         )
-    x, y, problems = list[torch.Tensor](), list[int](), list[str]()
+    x, y, names, problems = list[torch.Tensor](), list[int](), list[str](), list[str]()
     for path, entry in zip(source.paths, source.entries, strict=True):
         try:
             x.append(read_images(path, guard.shape, guard.resize).x)
             y.append(guard.class_names.index(entry.label))
+            names.append(str(path))
         except (BadInput, OSError) as error:
             problems.append(str(error))
     if not x:
         raise BadInput(f"{folder}: no image could be read; {problems[0]}")
+    check_not_trained_on(guard, torch.cat(x), names)
     return torch.cat(x), torch.tensor(y), problems
+
+
+def check_not_trained_on(guard: Guard, x: torch.Tensor, names: Sequence[str]) -> None:
+    """Raise BadInput if images N, C, H, W trained the net; a guard that has no digests passes."""
+    known = torch.empty(0) if guard.training_images is None else guard.training_images
+    if len(seen := torch.isin(image_digests(x), known).nonzero()):
+        raise BadInput(
+            f"{len(seen)} of {len(x)} images were used in training, such as {names[int(seen[0])]}; "
+            "leave them out (data.csv of a run on a folder lists fit and val images)"
+        )

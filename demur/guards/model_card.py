@@ -73,13 +73,12 @@ def _inputs(guard: BaseGuard) -> list[str]:
 def _rule(guard: BaseGuard) -> list[str]:
     lines = ["## Rule", "", "A prediction is accepted where every score reaches its threshold.", ""]
     lines += ["| score | threshold |", "|---|---:|"]
-    for part in guard.scores:
-        shown = "any" if part.threshold == float("-inf") else f"{part.threshold:.6g}"
-        lines.append(f"| {_plain(part.name)} | {shown} |")
+    rule = [(p.name, f"{p.threshold:.6g}" if p.rejects else "any") for p in guard.scores]
+    lines += [f"| {_plain(name)} | {shown} |" for name, shown in rule]
     calibration = guard.calibration
     under = (calibration["certificate"] or {}).get("under")
     lines += ["", f"Chosen on {calibration['images']:,} {'attacked' if under else 'clean'} "
-              f"calibration images: {_plain(calibration['sentence'])}."]  # fmt: skip
+              f"calibration images: {_plain(guard.guarantee_text)}."]  # fmt: skip
     if calibration["certificate"] is None:
         shortfall = _plain(calibration["shortfall"] or "")
         lines.append(f"**The thresholds have no guarantee**: {shortfall}.")

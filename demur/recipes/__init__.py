@@ -187,7 +187,12 @@ def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
 
 def rejector_name(rejector: Rejector) -> str:
     """The name of a rejector in tables: its class with the settings that are not defaults."""
-    return rejector.display_name or _typed_form(rejector).rpartition(":")[2]
+    return rejector.display_name or short_name(rejector)
+
+
+def short_name(spec: Spec) -> str:
+    """The spec without the modules of own classes: Con, Gini(power=2)."""
+    return re.sub(r'Custom\("[^":]*:([^"]*)"(?:, )?', r"\1(", show(spec)).removesuffix("()")
 
 
 def _typed_form(spec: Spec) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+from demur.calibrate.threshold_path import ANY_SCORE
 from demur.evaluate.certificates import IssuedCertificate, Retest
 from demur.report.terminal import percent, plain_table, show_table
 
@@ -18,8 +19,9 @@ def certificate_text(certificate: IssuedCertificate) -> str:
         f"{name} {percent(about[key]['lo'])} to {percent(about[key]['hi'])}%"
         for name, key in INTERVALS.items()
     )
+    nothing = all(t <= ANY_SCORE for t in certificate.thresholds)
     return (
-        f"{certificate.rejector}: {about['sentence']}\n"
+        f"{certificate.rejector}: {about['sentence']}{', so it rejects nothing' * nothing}\n"
         f"tested on {about['n']:,} {about['on']} images of the cal split, after {about['pilot']:,} "
         f"others had chosen the thresholds to test: {about['accepted']:,} accepted, "
         f"{about['accepted_wrong']:,} of them wrong\n"

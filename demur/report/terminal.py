@@ -369,7 +369,7 @@ def train_command(run: Run) -> str:
 
 def run_argument(run: Run) -> str:
     """Return the run as a command argument: its name in a runs folder, else its path."""
-    return run.name if run.path.parent.name == "runs" else str(run.path)
+    return run.name if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
 
 
 class SkippedCheck(NamedTuple):

@@ -59,7 +59,9 @@ class Run:
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # users pass text too
+        path = Path(self.path)  # users pass text too
+        # "." and ".." have no name that a file beside them could have
+        object.__setattr__(self, "path", path.resolve() if path.name in ("", "..") else path)
 
     @property
     def name(self) -> str:

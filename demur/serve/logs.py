@@ -65,11 +65,10 @@ class LogHandler(logging.Handler):
 
 def make_logger(writer: LineWriter, form: str, level: str, guard: str) -> Any:
     """Return a logger whose lines name the guard."""
-    last = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
-    )
+    last: Any = structlog.processors.JSONRenderer()
+    if form == "text":
+        first = ["timestamp", "level", "event"]
+        last = structlog.processors.LogfmtRenderer(key_order=first, bool_as_flag=False)
     return structlog.wrap_logger(
         writer,
         processors=[

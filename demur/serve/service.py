@@ -228,8 +228,7 @@ class Service:
             "shape": list(guard.shape),
             "resize": guard.resize,
             "rule": [
-                {"score": part.name, "threshold": None if part.threshold == float("-inf")
-                 else part.threshold}
+                {"score": part.name, "threshold": part.threshold if part.rejects else None}
                 for part in guard.scores
             ],
             "attack": self.settings.attack,

@@ -311,7 +311,7 @@ def _custom(values: list[Any]) -> type[Spec]:
         raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
     found = import_object(path, Spec)
     if not (isinstance(found, type) and issubclass(found, Spec)):
-        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
+        raise BadInput(f"{shorten(path)!r} does not fit; name a subclass of Rejector or Attack")
     return found
 
 

@@ -266,7 +266,7 @@ class _Task:
         with found.reading(path, "guards"):
             config = bundle.read_config(path)
             for name, digest in config["files"].items():
-                if name in (bundle.WEIGHTS, bundle.ARRAYS, bundle.ONNX):
+                if name in {*bundle.FILES} - {bundle.CONFIG, bundle.CARD}:
                     read_checked(path / name, digest, bundle.REMEDY, MOST_BYTES)
             if config["model"]["net"] is not None:
                 card = model_card(bundle.load(path, None, str(self.device)), None)
