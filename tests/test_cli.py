@@ -68,7 +68,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
-        ("explore RUN --no-open", "report --live RUN --no-open"),
+        ("explore RUN", "report RUN"),
         ("archive RUN -o copy --only Con", "export --archive RUN -o copy --only Con"),
     ],
 )  # fmt: skip
@@ -84,7 +84,6 @@ def test_a_mode_of_a_command_has_its_own_options(command: Command) -> None:
         ("export RUN --only Con", "no such option: --only"),
         ("export RUN --archive -o c --tpr 0.9", "no such option: --tpr"),
         ("export --archive RUN", "missing option '-o'"),
-        ("report RUN --live -o page.html", "--live serves the page and writes no file"),
     ):
         expect_error(command(*line.split()), sentence)
     code, out, _ = command("export", "--archive", "--help")

@@ -496,7 +496,7 @@ def big_data() -> dict[str, Any]:
 
     run = {"name": "big", "epochs": 1, "trained": True, "training": [], "level": 0.95}
     clean = {"count": 81, "shape": [3, 32, 32], "pixels": record(0)["attacked"]["pixels"]}
-    return {"live": False, "runs": [run | {
+    return {"runs": [run | {
         "scores": scores, "cal": None, "certificates": [], "clean_images": clean,
         "records": [record(k) for k in range(5)], "worst": [],
     }]}  # fmt: skip

@@ -1,6 +1,6 @@
 """Take the pictures of the explorer in the documentation, from the stored results on CIFAR-10.
 
-.venv/bin/python tools/screenshots.py            # docs/explorer.webp, explorer-phone.webp, -dark.png
+.venv/bin/python tools/screenshots.py     # docs/explorer.webp, explorer-phone.webp
 .venv/bin/python tools/screenshots.py PAGE       # of a page that was made before
 
 It needs Chromium, playwright and pillow (the dev extra).

@@ -44,7 +44,7 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
-    "explore": "report --live",
+    "explore": "report",
     "archive": "export --archive",
 }
 ARCHIVE = "export --archive"  # a command of its own, with other options
@@ -223,8 +223,6 @@ def stop_message(words: list[str]) -> str:
 
     `words` are the words after `demur` on the command line.
     """
-    if words[:1] == ["report"] and "--live" in words:  # Ctrl-C is how it ends
-        return "stopped"
     if not _resumes(words):
         return "stopped; nothing is stored, and the same command starts from the beginning"
     what = "resumes from what was finished"

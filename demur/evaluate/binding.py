@@ -84,7 +84,9 @@ def other_aim(record: Record, rejector: Any, thresholds: Sequence[float]) -> str
         return ""
     if isinstance(attack, Clean | Corruption | WorstScore):  # the last aims at every threshold
         return ""
-    aims: list[Any] = [one for one in specs_in(attack) if isinstance(one, RuleCriterion | PlusLogScore)]
+    aims: list[Any] = [
+        one for one in specs_in(attack) if isinstance(one, RuleCriterion | PlusLogScore)
+    ]
     for part in sorted(aims, key=lambda one: isinstance(one, PlusLogScore)):
         found = part.rejector
         at = record.metadata["thresholds"].get(show(part), getattr(part, "threshold", None))

@@ -32,7 +32,7 @@ SCORES_ONLY = "this record holds scores without logits"
 Json = dict[str, Any]
 
 
-def explorer_data(runs: Sequence[ScoredRun], live: bool = False) -> Json:
+def explorer_data(runs: Sequence[ScoredRun]) -> Json:
     """Return what the script of the page needs, as JSON values."""
     bytes_per_image = sum(
         (1 + sum("x_adv" in one.record.arrays for one in results.scored if attacked_images(one)))
@@ -40,7 +40,7 @@ def explorer_data(runs: Sequence[ScoredRun], live: bool = False) -> Json:
         for results in runs
     )
     kept = IMAGE_BYTES // max(1, bytes_per_image)  # images of each run
-    return {"live": live, "runs": [_run(results, kept) for results in runs]}
+    return {"runs": [_run(results, kept) for results in runs]}
 
 
 def _run(results: ScoredRun, kept: int) -> Json:

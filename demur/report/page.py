@@ -76,7 +76,7 @@ METADATA_NAMES = {
     "images": "images stored",
     "features": "features stored",
 }
-SCRIPTS = ("stats.js", "charts.js", "dom.js", "data.js", "image.js", "explorer.js", "live.js")
+SCRIPTS = ("stats.js", "charts.js", "dom.js", "data.js", "image.js", "explorer.js")
 STYLES = ("page.css", "explorer.css")
 
 
@@ -119,8 +119,8 @@ def write_page(runs: Sequence[ScoredRun], path: Path) -> Path:
     return path
 
 
-def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
-    """Return the page as HTML; records without attack come first. `live` follows a server."""
+def page_text(runs: Sequence[ScoredRun]) -> str:
+    """Return the page as HTML; records without attack come first."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -133,12 +133,11 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
     terms |= PAGE_TERMS
     ordered = [replace(r, scored=sorted(r.scored, key=attacked_images)) for r in runs]
     views = [_run_view(results, f"run-{i}-") for i, results in enumerate(ordered)]
-    data = json.dumps(explorer_data(ordered, live), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(explorer_data(ordered), separators=(",", ":"), allow_nan=False)
     return template.render(
         css=Markup(_joined(STYLES)),
         script=Markup(_joined(SCRIPTS)),
         data=Markup(data.replace("<", "\\u003c")),  # no name can end the script element
-        live=live,
         title=", ".join(results.name for results in runs),
         runs=views,
         several=len(views) > 1,

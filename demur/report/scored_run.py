@@ -1,7 +1,4 @@
-"""The results of one run on a page: its scored records, and the decisions that sentences describe.
-
-A run that is still being trained has no records yet; `demur report --live` shows its training.
-"""
+"""The results of one run on a page: scored records, and the decisions that sentences describe."""
 
 import json
 from dataclasses import dataclass, field
@@ -35,10 +32,6 @@ class ScoredRun:
     evaluation: RejectorEvaluation
     scored: list[ScoredRecord]
     worst: list[ScoredWorstCase] = field(default_factory=list)
-
-    @staticmethod
-    def untrained(loaded: LoadedRun) -> "ScoredRun":
-        return ScoredRun(loaded, RejectorEvaluation({}, {}, 0.95, 0), [])
 
     @property
     def name(self) -> str:
