@@ -81,7 +81,8 @@ def test_the_level_and_the_access_log(
 
 
 def test_a_text_log_has_a_value_for_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.make_logger(PrintLogger(), "text", "info", "cats").error("drift alarm", alarm=True)
+    writer: Any = PrintLogger()
+    logs.make_logger(writer, "text", "info", "cats").error("drift alarm", alarm=True)
     assert " alarm=true" in capsys.readouterr().out
 
 

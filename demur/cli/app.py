@@ -74,7 +74,7 @@ class OrderedGroup(TyperGroup):
 app = typer.Typer(
     name="demur",
     help="Adversarially robust image classifiers that may reject an input.",
-    epilog="demur guard info, diff and recalibrate look after an exported guard.",
+    epilog="For an exported guard: demur guard info, diff and recalibrate.",
     cls=OrderedGroup,
     no_args_is_help=True,
     add_completion=True,

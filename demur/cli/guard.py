@@ -77,7 +77,7 @@ def recalibrate(
     check_target(Path(out))
     old = Guard.load(bundle, device=device)
     if old.training_images is None:
-        on_message("this guard cannot tell which images trained it; see that none is in the folder")
+        on_message("this guard lists no training images, so they are not checked; leave them out")
     x, y, problems = labelled_images(old, Path(data))
     for problem in problems:
         on_message(f"left out: {problem}")
