@@ -368,8 +368,10 @@ def train_command(run: Run) -> str:
 
 
 def run_argument(run: Run) -> str:
-    """Return the run as a command argument: its name in a runs folder, else its path."""
-    return run.name if run.path.parent.resolve() == Path("runs").resolve() else str(run.path)
+    """Return the run as an argument: its name where a command finds it by that, else its path."""
+    runs = run.path.parent
+    inside = Path().resolve().is_relative_to(runs.resolve())
+    return run.name if runs.name == "runs" and not inside else str(run.path)
 
 
 class SkippedCheck(NamedTuple):
