@@ -69,14 +69,9 @@ def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) 
 
 
 def calibrate(
-    rejector: Rejector,
-    fitted: Score,
-    out: Output,
-    y: torch.Tensor,
-    guarantee: Guarantee,
-    confidence: float,
-    attacked: Mapping[str, Any] = MappingProxyType({}),
-) -> Calibrated:
+    rejector: Rejector, fitted: Score, out: Output, y: torch.Tensor, guarantee: Guarantee,
+    confidence: float, attacked: Mapping[str, Any] = MappingProxyType({}),
+) -> Calibrated:  # fmt: skip
     """Choose the thresholds of a fitted rejector on the outputs for calibration images.
 
     `attacked` holds `worst` and `under` of `certify_threshold`. Raises Uncertified if a
