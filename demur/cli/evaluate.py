@@ -129,14 +129,12 @@ def check_finished(run: "Run", data: str | None = None) -> None:
 
 
 def attack_all(
-    loaded: "LoadedRun",
-    attacks: list[str],
-    options: "RecordOptions",
+    loaded: "LoadedRun", attacks: list[str], options: "RecordOptions",
     rejectors: "Sequence[Rejector]" = (),
-) -> dict[str, "Record"]:
+) -> dict[str, "Record"]:  # fmt: skip
     """Make the record of each attack, by its label; wrong names raise before any work.
 
-    An attack on a rejector is made for each of the given ones instead of its own.
+    An attack is aimed at each of the given rejectors, unless its text names its own.
     """
     from demur.recipes import aimed_at, attack_group
     from demur.recipes import attack as attack_named
@@ -244,11 +242,9 @@ def main_rejectors(loaded: "LoadedRun") -> list[str]:
 
 
 def _as_json(
-    scored: list["ScoredRecord"],
-    protocols: tuple["Protocol", ...],
-    certificates: list[tuple["IssuedCertificate", list["Retest"]]],
-    worst: list["WorstCaseRow"],
-) -> dict[str, Any]:
+    scored: list["ScoredRecord"], protocols: tuple["Protocol", ...],
+    certificates: list[tuple["IssuedCertificate", list["Retest"]]], worst: list["WorstCaseRow"],
+) -> dict[str, Any]:  # fmt: skip
     return {
         "attacks": [entry.summary.to_json() for entry in scored],
         "rows": [r.to_json() for one in scored for r in one.rows if r.protocol in protocols],

@@ -51,19 +51,11 @@ Rejector = Annotated[
 
 @app.command()
 def calibrate(
-    run: RunName,
-    risk: Risk = None,
-    tpr: Tpr = None,
-    coverage: Coverage = None,
-    confidence: Confidence = 0.95,
-    rejector: Rejector = None,
-    under: Under = "clean",
-    as_json: AsJson = False,
-    device: Device = "auto",
-    data: DataFolder = None,
-    engine: Engine = "auto",
-    verify: Verify = False,
-) -> None:
+    run: RunName, risk: Risk = None, tpr: Tpr = None, coverage: Coverage = None,
+    confidence: Confidence = 0.95, rejector: Rejector = None, under: Under = "clean",
+    as_json: AsJson = False, device: Device = "auto", data: DataFolder = None,
+    engine: Engine = "auto", verify: Verify = False,
+) -> None:  # fmt: skip
     """Choose thresholds with a statistical guarantee on the cal images and store the certificate.
 
     Example: demur calibrate digits-pgdat-rr --risk 0.05 --rejector Con+R-Con
@@ -113,8 +105,6 @@ def export(
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
-    from demur.cli.progress import on_message
-    from demur.evaluate import LoadedRun
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
@@ -124,12 +114,9 @@ def export(
     if form not in ("guard", "triton"):
         raise BadInput(f"--format {form} is unknown; give guard or triton")
     check_private_key(sign)
-    opened, where = Run.open(run), Path(data) if data else None
-    folder = Path(out) if out else Path("guards") / opened.name
+    folder = Path(out) if out else Path("guards") / Run.open(run).name
     check_target(folder)
-    if verify:
-        opened.recipe.data.verify(where)
-    loaded = LoadedRun(opened, device, where, on_message=on_message)
+    loaded = load_run(run, device, data, verify=verify)
     guard = Guard.from_run(
         loaded, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         resize=resize, under=under, accept_chance=accept_chance,

@@ -132,11 +132,9 @@ def clean_of(record: Record, records: Sequence[Record]) -> Record | None:
 
 
 def worst_cases(
-    evaluation: RejectorEvaluation,
-    loaded: LoadedRun,
-    records: Sequence[Record],
+    evaluation: RejectorEvaluation, loaded: LoadedRun, records: Sequence[Record],
     on_message: Callable[[str], None] = ignore,
-) -> list[ScoredWorstCase]:
+) -> list[ScoredWorstCase]:  # fmt: skip
     """Figures of the worst-score records among `records`, of one split, Con last.
 
     Thresholds come from clean cal images, or from the clean record of these images if the run has
@@ -161,12 +159,9 @@ def worst_cases(
 
 
 def _scored(
-    evaluation: RejectorEvaluation,
-    loaded: LoadedRun,
-    record: Record,
-    text: str,
+    evaluation: RejectorEvaluation, loaded: LoadedRun, record: Record, text: str,
     records: Sequence[Record],
-) -> ScoredWorstCase:
+) -> ScoredWorstCase:  # fmt: skip
     name = next((name for name, known in evaluation.texts.items() if known == text), None)
     own = image_rejectors(evaluation.scores.get(name or ""))
     record = loaded.with_scores(record, own)

@@ -117,12 +117,9 @@ def _check_nothing_lost(target: Path, records: Sequence[Record]) -> None:
 
 
 def write_archive(
-    run: Run,
-    records: Sequence[Record],
-    certificates: Mapping[str, Json],
-    folder: Path,
+    run: Run, records: Sequence[Record], certificates: Mapping[str, Json], folder: Path,
     sign: str | Path | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a run without weights into a new folder, with these records and certificates."""
     folder.mkdir()
     for name in COPIED_FILES:
@@ -170,11 +167,9 @@ def _fullness(record: Record) -> tuple[bool, bool, int]:
 
 
 def _fit(
-    rejectors: Mapping[str, Rejector],
-    records: Sequence[Record],
-    binding: ThresholdResolver,
+    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: ThresholdResolver,
     named: bool,
-) -> dict[str, Score]:
+) -> dict[str, Score]:  # fmt: skip
     """Scores that can be computed; if no record has features, fitted ones must be stored."""
     with_features = any(record.metadata["features"] for record in records)
     scores = dict[str, Score]()
@@ -247,12 +242,9 @@ class _Scorer:
 
 
 def pack(
-    loaded: LoadedRun,
-    target: Path,
-    count: int = 1000,
-    on_progress: Callable[[int, int], None] = ignore,
-    sign: str | Path | None = None,
-) -> Run:
+    loaded: LoadedRun, target: Path, count: int = 1000,
+    on_progress: Callable[[int, int], None] = ignore, sign: str | Path | None = None,
+) -> Run:  # fmt: skip
     """Write the pack of a run: the first `count` images of each record; return it as a run.
 
     Features are stored in half precision. A clean fit record of as many images is added, on

@@ -84,16 +84,15 @@ def other_aim(record: Record, rejector: Any, thresholds: Sequence[float]) -> str
         return ""
     if isinstance(attack, Clean | Corruption | WorstScore):  # the last aims at every threshold
         return ""
-    aims: list[Any] = [
-        one for one in specs_in(attack) if isinstance(one, RuleCriterion | PlusLogScore)
-    ]
+    kinds = RuleCriterion | PlusLogScore
+    aims: list[Any] = [one for one in specs_in(attack) if isinstance(one, kinds)]
     for part in sorted(aims, key=lambda one: isinstance(one, PlusLogScore)):
         found = part.rejector
         at = record.metadata["thresholds"].get(show(part), getattr(part, "threshold", None))
         gate = [found.gate_threshold] if isinstance(found, Coupled) else []
         if found == rejector:
-            exact = isinstance(part, PlusLogScore) or np.allclose([*gate, at], thresholds, CLOSE)
-            return "" if exact else f"aimed at threshold {at:.4g}"
+            other = isinstance(at, float) and not np.allclose([*gate, at], thresholds, CLOSE)
+            return f"aimed at threshold {at:.4g}" if other else ""
     return f"aimed at {rejector_name(aims[0].rejector) if aims else 'no rejector'}"
 
 

@@ -115,12 +115,9 @@ def issue(
 
 
 def certify_record(
-    rejector: Rejector,
-    cal: Record,
-    guarantee: Guarantee,
-    confidence: float | None,
+    rejector: Rejector, cal: Record, guarantee: Guarantee, confidence: float | None,
     binding: ThresholdResolver,
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Certify a rejector on a record of cal images."""
     text = score_key(rejector)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)

@@ -306,12 +306,9 @@ class LoadedRun:
 
 
 def run_attack(
-    loaded: LoadedRun,
-    label: str,
-    attack: Attack,
-    options: RecordOptions = RecordOptions(),
+    loaded: LoadedRun, label: str, attack: Attack, options: RecordOptions = RecordOptions(),
     on_progress: ProgressCallback = ignore,
-) -> Record:
+) -> Record:  # fmt: skip
     """Run an attack and write its record, or read the record if it exists.
 
     Thresholds in the attack are chosen on clean images first (see resolve_thresholds). Finished

@@ -112,12 +112,9 @@ def too_good(evidence: Evidence) -> CheckResult:
 
 
 def _too_good_flag(
-    eps: float,
-    at_eps: list[ParsedRecord],
-    at_half: list[ParsedRecord],
-    clean: ParsedRecord,
+    eps: float, at_eps: list[ParsedRecord], at_half: list[ParsedRecord], clean: ParsedRecord,
     evidence: Evidence,
-) -> list[Flag]:
+) -> list[Flag]:  # fmt: skip
     """At most one flag: the rejector with the smallest p, with the names of the others."""
     size = 1 + max(int(parsed.index.max()) for parsed in (clean, *at_eps, *at_half))
     in_half, robust_at_half = _all_of([(parsed, parsed.correct) for parsed in at_half], size)

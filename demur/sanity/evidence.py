@@ -99,11 +99,9 @@ class Evidence:
     """
 
     def __init__(
-        self,
-        records: Sequence[ParsedRecord],
-        evaluation: RejectorEvaluation,
+        self, records: Sequence[ParsedRecord], evaluation: RejectorEvaluation,
         rejectors: Mapping[str, Rejector | Score] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.evaluation, self.records = evaluation, list(records)
         if rejectors is None:
             texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
