@@ -233,6 +233,7 @@ def test_a_run_is_named_by_dots(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     home = Path(shutil.copytree(tiny_run.path, tmp_path / "mine"))
+    (home / "records").mkdir(exist_ok=True)
     for inside, name in ((".", "."), ("records", ".."), (".", "records/..")):
         monkeypatch.chdir(home / inside)
         assert Run.open(name).name == "mine"
