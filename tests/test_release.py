@@ -27,10 +27,13 @@ build_meta.build_wheel(folder)
 # An installation without scipy and scikit-learn. None in sys.modules fails an import.
 LIGHT = """
 import sys
-from importlib import import_module, util
+from importlib import import_module, metadata, util
 from pkgutil import walk_packages
 
 absent = {"scipy", "sklearn", "matplotlib"}
+version = metadata.version
+gone = {*absent, "scikit-learn"}  # no package has the name "none"
+metadata.version = lambda name: version("none" if name in gone else name)
 real = util.find_spec
 util.find_spec = lambda name, *more: None if name in absent else real(name, *more)
 sys.modules |= dict.fromkeys(absent)  # None: the import fails
@@ -43,6 +46,7 @@ for module in walk_packages(demur.__path__, "demur."):
         import_module(module.name)
 assert len(Digits().load()["test"]) == 300
 assert certify_threshold(np.arange(500.0), np.arange(500) > 100, Risk(0.05)).n == 400
+assert import_module("demur.runs").provenance(import_module("torch").device("cpu"))["numpy"]
 image = np.zeros((1, 32, 32, 3), np.uint8)
 try:
     corrupt(image, "glass_blur", 1, [0])

@@ -30,7 +30,7 @@ FileName = Annotated[
     str,
     Condition(lambda v: bool(re.fullmatch(r"\w[\w.-]{0,99}", v)), "that names a file beside it"),
 ]
-LIBRARIES = ("numpy", "safetensors", "scikit-learn")
+LIBRARIES = ("numpy", "safetensors")
 
 
 class Schema(NamedTuple):
