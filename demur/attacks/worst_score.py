@@ -5,6 +5,7 @@ every t, and falls as t rises by construction.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.driver import Best
 from demur.attacks.objectives.classification import wrong_classes
-from demur.attacks.objectives.rejector import TargetedScore
+from demur.attacks.objectives.rejector import TargetedLogScore, TargetedScore
 from demur.errors import BadInput
 from demur.noise import Stream
 from demur.output import Output
@@ -33,11 +34,12 @@ RANDOMISED = (
 
 @dataclass(frozen=True)
 class ScoreAscent(APGD):
-    """Auto-PGD on a `TargetedScore` that compares iterates by its `rank`."""
+    """Auto-PGD on an objective with a target that compares iterates by its `rank`."""
+
+    objective: TargetedScore | TargetedLogScore = field(kw_only=True)
 
     def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
         query, candidate = super()._query(batch, x_adv, step)
-        assert isinstance(self.objective, TargetedScore)
         rank = self.objective.rank(query.out, batch.y, *batch.objective_state)
         return query._replace(value=rank), candidate
 
@@ -46,8 +48,9 @@ class ScoreAscent(APGD):
 class WorstScore(Attack):
     """For each image, the wrong prediction with the highest score that is found in the ball.
 
-    Auto-PGD on `TargetedScore` towards each wrong class. Examples are compared by their score in
-    an exact forward pass. An image on which no prediction became wrong is returned unchanged. A
+    Auto-PGD towards each wrong class, on `TargetedScore` and on `TargetedLogScore`: one finds more
+    for most nets, the other where gradients mislead. Examples are compared by their score in an
+    exact forward pass. An image on which no prediction became wrong is returned unchanged. A
     coupled rejector keeps the threshold of its gate; the score is the second one.
 
     Args:
@@ -55,10 +58,10 @@ class WorstScore(Attack):
         rejector: The rejector or its score, one or a coupled pair.
         steps: The steps towards each class.
         targets: The number of wrong classes, by decreasing logit; None is every one.
-        restarts: The number of runs towards each class.
+        restarts: The number of runs on each objective towards each class.
         seed: The seed of the random starts.
-        threshold: The largest threshold of interest, such as TPR(0.4). Runs after the first leave
-            out images whose worst score has reached it. None leaves out no image.
+        threshold: The largest threshold of interest, such as TPR(0.4). Restarts leave out
+            images whose worst score has reached it. None leaves out no image.
 
     Raises:
         BadInput: The model is randomised: scores of single passes cannot be compared.
@@ -70,6 +73,8 @@ class WorstScore(Attack):
         >>> attack = WorstScore(Linf(8 / 255), Con(), steps=10, targets=3)
         >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
     """
+
+    VERSION: ClassVar[int] = 2  # version 1 had the first objective alone
 
     ball: Ball
     rejector: Rejector | Score
@@ -85,14 +90,16 @@ class WorstScore(Attack):
 
     @property
     def gradient_queries(self) -> float:
-        return (self.targets or 1) * self.restarts * self.ascent.gradient_queries
+        runs = (self.targets or 1) * self.restarts
+        return runs * sum(ascent.gradient_queries for ascent in self.ascents)
 
     @property
-    def ascent(self) -> ScoreAscent:
-        """The attack towards one class."""
-        objective = TargetedScore(self.rejector)
-        return ScoreAscent(
-            self.ball, self.steps, objective=objective, keep="max_objective", seed=self.seed
+    def ascents(self) -> tuple[ScoreAscent, ...]:
+        """The attacks towards one class."""
+        own: Any = {"keep": "max_objective", "seed": self.seed}
+        return tuple(
+            ScoreAscent(self.ball, self.steps, objective=objective(self.rejector), **own)
+            for objective in (TargetedScore, TargetedLogScore)
         )
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
@@ -103,16 +110,18 @@ class WorstScore(Attack):
             raise BadInput(RANDOMISED)
         found = Best(batch.x.clone(), value)
         targets = wrong_classes(out.logits, batch.y, self.targets)  # T, N
-        attempts = self.restarts * len(targets)
+        once = [(ascent, target) for ascent in self.ascents for target in targets]
+        attempts = self.restarts * len(once)
         for number in range(attempts):
             rows = torch.arange(len(batch.x), device=batch.x.device)
-            if number >= len(targets):
+            if number >= len(once):
                 rows = rows[found.value < self._enough]
             if len(rows) == 0:
                 break
-            own = replace(batch.select(rows), target=targets[number % len(targets), rows])
+            ascent, target = once[number % len(once)]
+            own = replace(batch.select(rows), target=target[rows])
             with progress.part(number, attempts):
-                x_adv = self.ascent.run(own, noise.derive_seed(stream, number))
+                x_adv = ascent.run(own, noise.derive_seed(stream, number))
             value, _ = exact_value(batch.model, self._wrong_score, x_adv, own.y)
             better = value > found.value[rows]
             found.set(rows[better], x_adv[better], value[better])

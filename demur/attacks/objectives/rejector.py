@@ -24,6 +24,7 @@ from demur.attacks.objectives.classification import (
     AttackStart,
     Objective,
     ObjectiveState,
+    Targeted,
     best_wrong,
 )
 from demur.errors import BadInput
@@ -288,6 +289,30 @@ class TargetedScore(Objective):
         self, out: Output, y: Tensor, target: Tensor, start: Tensor, slopes: Tensor, _: Tensor
     ) -> Tensor:
         return self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
+
+
+@dataclass(frozen=True)
+class TargetedLogScore(Targeted):
+    """The log score, minus how far the target's logit lies below the largest one.
+
+    Where the target is predicted this is the log score.
+    """
+
+    rejector: Rejector | Score
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        return as_score(self.rejector).log_score(out) - _below_largest(out, inputs[0])
+
+    def rank(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        """Return as `TargetedScore.rank` does, above 0 where the target is predicted."""
+        score, below = as_score(self.rejector), _below_largest(out, inputs[0])
+        reached = (below <= 0) & (score(out) > -torch.inf)  # the gates are open
+        return torch.where(reached, 1 + softsign(score.log_score(out)), -below)
+
+
+def _below_largest(out: Output, target: Tensor) -> Tensor:
+    """Return how far the target's logit lies below the largest one, N."""
+    return out.logits.amax(-1) - label_entry(out.logits, target)
 
 
 @dataclass(frozen=True)
