@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests
 sys.path.insert(0, str(Path(__file__).parent))  # for peer_adapters
 
 from demur import AcceptedError, AutoAttack, ModelScore, RejectAutoAttack, audit
+from demur.attacks.attack import Criterion, Misclassified
 from demur.attacks.attack_model import Model, checked
 from demur.attacks.balls import Linf
-from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.draws import is_random
 from demur.calibrate import TPR

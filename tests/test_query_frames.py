@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import demur
 from demur.attacks import Attack, MultiTarget, Square
-from demur.attacks.criteria import AcceptedError
+from demur.attacks.attack import AcceptedError
 from demur.audits.ensembles import RejectAutoAttack
 from demur.engine import any_module
 from demur.rejectors import Con

@@ -25,10 +25,10 @@ from demur.attacks import (
     Rejected,
     SuccessProbability,
 )
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import checked
 from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.audits import ensembles, flags
 from demur.audits.draws import is_random

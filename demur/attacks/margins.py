@@ -14,10 +14,9 @@ from torch.nn.functional import one_hot
 
 from demur.attacks import kernels
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack import AcceptedError, Attack, AttackBatch, RuleCriterion
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
 from demur.attacks.objectives.classification import CE, ObjectiveState
 from demur.attacks.objectives.rejector import MinMargin, SingleMargin

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import attacks
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AcceptedError, AttackBatch, Rejected, RuleCriterion
 from demur.attacks.attack_model import CheckedModel, Model, checked, on_outputs
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
@@ -33,7 +33,6 @@ from demur.attacks.autoattack import (
     check_version,
 )
 from demur.attacks.balls import ball_by_name
-from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.attacks.query_budget import cost
 from demur.audits.draws import is_random
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.audits.draws import with_same_draw
 from demur.audits.ensemble_result import EnsembleResult

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.attacks.attack import Criterion, Rejected, RuleCriterion
 from demur.attacks.attack_model import Model
-from demur.attacks.criteria import Criterion, Rejected, RuleCriterion
 from demur.data.samples import class_names, is_dataset, label_of_sample, pixels_of_sample, samples
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from demur import metrics
 from demur.attacks import CW, Attack
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.attack import RuleCriterion
 from demur.errors import BadInput
 from demur.evaluate.binding import CleanRecord, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields

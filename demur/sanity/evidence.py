@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from demur.attacks import AcceptedError, Attack, Clean, Corruption, PlusLogScore
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.balls import Ball
-from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
 from demur.evaluate.record_scores import JsonFields, can_score, values
