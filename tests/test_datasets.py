@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import AcceptedError, BadInput, Con, OwnImages, RejectAutoAttack, recipe
-from demur.audits.image_parts import image_parts
-from demur.audits.inputs import audit_images
+from demur.audits.image_parts import audit_images, image_parts
 from demur.data.samples import class_names, label_of_sample, pixels_of_sample
 from demur.data.sources import open_source
 from demur.spec.importing import allow_import

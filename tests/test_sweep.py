@@ -14,7 +14,7 @@ import pytest
 from demur.cli.train import train_run
 from demur.errors import Diverged
 from demur.evaluate import LoadedRun, RejectorEvaluation, paired_shares
-from demur.evaluate.seeds import mean_of, paired
+from demur.evaluate.paired_differences import mean_of, paired
 from demur.recipes import recipe
 from demur.report.sweep import sweep_entries
 from demur.runs import Run

@@ -34,7 +34,6 @@ from demur.attacks.autoattack import (
 )
 from demur.attacks.balls import ball_by_name
 from demur.attacks.query_budget import cost
-from demur.audits.draws import is_random
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -61,6 +60,7 @@ from demur.audits.model_checks import (
 from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, NoGradientError
+from demur.evaluate.probing import is_random
 from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from demur.calibrate.threshold_path import ANY_SCORE
 from demur.evaluate.certificates import IssuedCertificate, Retest
+from demur.metrics.thresholds import ANY_SCORE
 from demur.report.terminal import percent, plain_table, show_table
 
 SHARES = {"risk": "wrong of accepted", "tpr": "accepted of correct", "coverage": "coverage"}

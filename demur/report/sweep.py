@@ -9,7 +9,7 @@ from rich.table import Table
 
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, Row, paired_shares
-from demur.evaluate.seeds import mean_of, paired
+from demur.evaluate.paired_differences import mean_of, paired
 from demur.metrics import BoolArray
 from demur.recipes import AnyName, Recipe, recipe, rejectors_named, split_changes
 from demur.rejectors import Con
