@@ -15,8 +15,7 @@ from demur import metrics
 from demur.attacks import CW, Corruption
 from demur.attacks.corruption import CorruptionName, enlarge, shrink
 from demur.data import CIFAR10
-from demur.data.cifar10c import find_source
-from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, corrupt
+from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, corrupt, find_source
 from demur.errors import BadInput
 from demur.evaluate import (
     LoadedRun,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from demur import AcceptedError, BadInput, Con, OwnImages, RejectAutoAttack, recipe
 from demur.audits.image_parts import audit_images, image_parts
-from demur.data.samples import class_names, label_of_sample, pixels_of_sample
-from demur.data.sources import open_source
+from demur.data.sources import class_names, label_of_sample, open_source, pixels_of_sample
 from demur.spec.importing import allow_import
 
 MODULE = """

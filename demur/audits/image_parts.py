@@ -15,8 +15,15 @@ from torch import Tensor, nn
 from demur.attacks.attack import Criterion, Rejected, RuleCriterion
 from demur.attacks.attack_model import Model
 from demur.data import DATASETS, OwnImages
-from demur.data.samples import class_names, is_dataset, label_of_sample, pixels_of_sample, samples
-from demur.data.sources import Source, open_source
+from demur.data.sources import (
+    Source,
+    class_names,
+    is_dataset,
+    label_of_sample,
+    open_source,
+    pixels_of_sample,
+    samples,
+)
 from demur.errors import BadInput, suggestion
 from demur.files.image_files import resize_pixels
 from demur.files.output_paths import check_output_file

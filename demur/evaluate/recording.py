@@ -23,7 +23,7 @@ from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.balls import L2, Linf
 from demur.calibrate import ChanceTest
 from demur.data import CIFAR10, Images, SplitName, Splits
-from demur.data.cifar10c import CorruptionSource, find_source
+from demur.data.corruptions import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
