@@ -24,7 +24,7 @@ from demur.evaluate.certificates import (
     retests,
 )
 from demur.files.atomic import write_json
-from demur.guards.model_card import model_card
+from demur.guards.export import model_card
 from demur.metrics import Interval
 from demur.rejectors import Con, Coupled, RCon
 from demur.rejectors.certainty import con, rcon

@@ -9,8 +9,8 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
-from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, layers, resnet
-from demur.nets.layers import Conv3x3, _PaddedChannels, conv1x1_matmul
+from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, resnet
+from demur.nets.net import Conv3x3, _PaddedChannels, conv1x1_matmul
 from demur.output import Output
 
 DOMAIN = Digits().domain
@@ -181,7 +181,7 @@ def test_conv3x3_with_a_frozen_weight_has_the_ordinary_gradient(
     layer.frozen_weight = True
     plain = torch.nn.Conv2d(3, 4, 3, stride, padding=1, bias=False)
     for max_matrix in (0, 2**16):  # as a convolution, and as one matrix product
-        monkeypatch.setattr(layers, "MAX_MATRIX", max_matrix)
+        monkeypatch.setattr("demur.nets.net.MAX_MATRIX", max_matrix)
         for _ in range(2):  # the matrix must change with the weight
             layer.weight.copy_(torch.randn(layer.weight.shape, generator=g, dtype=torch.float64))
             plain.weight = layer.weight

@@ -22,8 +22,8 @@ from demur.attacks.attack_model import (
 from demur.attacks.balls import Ball, in_pixel_range
 from demur.attacks.objectives.classification import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
-from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
+from demur.numerics import deferred_checks, raise_deferred
 from demur.output import Output, as_output, check_logits, prediction
 from demur.rejectors.rule import OperatingPoint, Rejector, Rule, Score, Unresolved, as_score
 from demur.spec import Spec, required_fields

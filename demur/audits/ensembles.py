@@ -62,8 +62,7 @@ from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, NoGradientError
 from demur.evaluate.probing import is_random
 from demur.images import check_batch, pixels_of
-from demur.nan_checks import raise_deferred
-from demur.numerics import device_by_name
+from demur.numerics import device_by_name, raise_deferred
 from demur.sanity import CheckResult
 from demur.spec import show
 

@@ -109,7 +109,7 @@ def export(
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
-    from demur.guards.triton import export_triton
+    from demur.guards.export import export_triton
     from demur.runs import Run
 
     if form not in ("guard", "triton"):

@@ -108,7 +108,7 @@ def listings(
 ) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
-    from demur.runs.zoo import zoo_folder
+    from demur.runs.run import zoo_folder
     from demur.spec import Spec
     from demur.spec import show as text_of
     from demur.spec.importing import classes_in, modules_named

@@ -27,7 +27,7 @@ from demur.attacks.attack_model import Gradient, Model, ObjectiveFunction
 from demur.engine.copies import Query, input_gradient, query_result, replace_module
 from demur.engine.fused_graph import fuse_activations, norm_coefficients
 from demur.errors import BadInput
-from demur.nets.layers import MIN_CHANNELS
+from demur.nets.net import MIN_CHANNELS
 from demur.numerics import Precision, autocast, no_autocast, products_dtype, tf32
 from demur.output import Output, as_output
 

@@ -31,9 +31,8 @@ from demur.evaluate.binding import BoundSpec, resolve_thresholds
 from demur.evaluate.probing import probe
 from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
-from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
-from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
+from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision
 from demur.output import Output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
 from demur.rejectors import ImageRejector

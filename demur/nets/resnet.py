@@ -10,8 +10,7 @@ from torch.nn.functional import relu, silu
 
 from demur.errors import BadInput
 from demur.images import Domain
-from demur.nets.layers import Conv1x1, Conv3x3, Norm2d
-from demur.nets.net import NetSpec, RejectingNet, Trunk
+from demur.nets.net import Conv1x1, Conv3x3, NetSpec, Norm2d, RejectingNet, Trunk
 from demur.spec import later
 from demur.spec.field_types import PositiveInt
 

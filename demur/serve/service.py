@@ -32,16 +32,13 @@ from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.files.image_files import import_pillow
-from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
 from demur.guards.decision import GuardResult
 from demur.serve import schema
-from demur.serve.batching import Batcher, Overloaded, Rows, result_rows, retry
 from demur.serve.decoder import RequestError
-from demur.serve.decoding import TOO_LATE
-from demur.serve.logs import LineWriter, make_logger, request_id
-from demur.serve.metrics import DriftMonitor, Metrics
-from demur.serve.requests import ImageReader, Settings
+from demur.serve.monitoring import DriftMonitor, LineWriter, Metrics, make_logger, request_id
+from demur.serve.requests import LOOPBACK, ImageReader, Settings, refusal
+from demur.serve.workers import TOO_LATE, Batcher, Overloaded, Rows, result_rows, retry
 
 STEPS = 20
 T = TypeVar("T")

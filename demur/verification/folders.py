@@ -17,7 +17,7 @@ from demur.evaluate.certificates import REMEDY
 from demur.files.atomic import MAX_JSON, read_checked, read_regular_file
 from demur.files.signatures import SIGNATURE, check_signature
 from demur.guards import bundle
-from demur.guards.model_card import model_card
+from demur.guards.export import model_card
 from demur.images import check_images
 from demur.numerics import device_by_name
 from demur.runs import Record, Run
