@@ -28,7 +28,7 @@ from demur.guards.export import model_card
 from demur.metrics import Interval
 from demur.rejectors import Con, Coupled, RCon
 from demur.rejectors.certainty import con, rcon
-from demur.report.certificates import cells, certificate_text, retest_table
+from demur.report.scored_runs import cells, certificate_text, retest_table
 from demur.runs import Run
 from tests.conftest import Command
 

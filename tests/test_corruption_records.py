@@ -28,11 +28,11 @@ from demur.evaluate import (
 from demur.evaluate.archive import ArchiveKeepsLess
 from demur.output import Output
 from demur.paper.cells import Cell, measure_cells
-from demur.paper.distortion import counted_distances, distances_of
 from demur.paper.pages import results_page
 from demur.paper.paper_runs import accuracy_by_severity, pool_severities, severities
 from demur.paper.published import PAPER_TABLES, PaperTable
 from demur.paper.scales import SCALES, Scale
+from demur.paper.studies import counted_distances, distances_of
 from demur.recipes import RECIPES, Recipe, attack, attack_group
 from demur.rejectors import GDA, GMM, RCon
 from demur.runs import Record, Run

@@ -9,7 +9,7 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
-from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, resnet
+from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, architectures
 from demur.nets.net import Conv3x3, _PaddedChannels, conv1x1_matmul
 from demur.output import Output
 
@@ -23,7 +23,7 @@ def test_every_net_has_an_example() -> None:
 
 
 def test_the_examples_in_docstrings_run() -> None:
-    for module in (resnet,):
+    for module in (architectures,):
         failed, attempted = doctest.testmod(module)
         assert attempted and not failed
 
@@ -108,7 +108,7 @@ def test_a_resnet_18_has_the_activation_of_its_spec() -> None:
         for spec in (ResNet18(4, activation="silu"), ResNet18(4))
     )
     smooth.load_state_dict(usual.state_dict())
-    blocks = [block for block in smooth.modules() if isinstance(block, resnet.Block)]
+    blocks = [block for block in smooth.modules() if isinstance(block, architectures.Block)]
     assert [block.activate for block in blocks] == 8 * [torch.nn.functional.silu]
     assert not torch.allclose(smooth(x).logits, usual(x).logits)
 

@@ -76,4 +76,4 @@ def test_at_most_eighteen(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None
     deepest = max(stacks, key=len)
     assert deepest[0].endswith("EnsembleEvaluation.run_standard_evaluation")
     assert len(deepest) <= MAX_FRAMES, "\n".join(deepest)
-    assert ("fast_copy.py" in deepest[-1]) == copied
+    assert ("copies.py" in deepest[-1]) == copied

@@ -17,7 +17,7 @@ from demur.methods import PGDAT, Standard
 from demur.recipes import RECIPES, Recipe, attack, recipe
 from demur.spec import digest, show
 from demur.training import FastSteps, PlainSteps, TrainState, check_trainable, train
-from demur.training.expectation import IMAGES, MEASURED, expectations
+from demur.training.step import IMAGES, MEASURED, expectations
 from tests.conftest import Command
 from tests.own_images import write_folder
 

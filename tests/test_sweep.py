@@ -16,7 +16,7 @@ from demur.errors import Diverged
 from demur.evaluate import LoadedRun, RejectorEvaluation, paired_shares
 from demur.evaluate.paired_differences import mean_of, paired
 from demur.recipes import recipe
-from demur.report.sweep import sweep_entries
+from demur.report.scored_runs import sweep_entries
 from demur.runs import Run
 from demur.spec import lines
 from tests import forked

@@ -23,7 +23,7 @@ from demur.metrics import BoolArray, FloatArray, WorstCase
 from demur.metrics.rejection import NEVER_ACCEPTED
 from demur.report import plot
 from demur.report.page import page_text
-from demur.report.scored_run import ScoredRun
+from demur.report.scored_runs import ScoredRun
 from demur.runs import Run
 from demur.spec import show
 from demur.verification import verify

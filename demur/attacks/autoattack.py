@@ -28,7 +28,7 @@ from demur.attacks.balls import L1, Ball
 from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.driver import Best, Found
 from demur.attacks.fab import FAB
-from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
+from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD, within
 from demur.attacks.objectives.classification import (
     CE,
     DLR,
@@ -39,7 +39,6 @@ from demur.attacks.objectives.classification import (
 )
 from demur.attacks.objectives.rejector import MarginProduct, MinMargin, RejectionObjective
 from demur.attacks.pgd import EOTPGD, success_share
-from demur.attacks.query_budget import within
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
 from demur.noise import Stream

@@ -33,7 +33,7 @@ from demur.attacks.autoattack import (
     check_version,
 )
 from demur.attacks.balls import ball_by_name
-from demur.attacks.query_budget import cost
+from demur.attacks.margins import cost
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,

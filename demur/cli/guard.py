@@ -63,7 +63,7 @@ def calibrate(
     """
     from demur.evaluate.certificates import attack_under, issue
     from demur.guards.calibration import guarantee_of
-    from demur.report.certificates import certificate_text
+    from demur.report.scored_runs import certificate_text
 
     if (risk, tpr, coverage).count(None) != 2:
         raise BadInput("give exactly one of --risk, --tpr and --coverage, such as --risk 0.05")
@@ -106,7 +106,7 @@ def export(
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
-    from demur.files.signatures import check_private_key
+    from demur.files.atomic import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
     from demur.guards.export import export_triton

@@ -34,7 +34,7 @@ from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream, 
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
-    from demur.report.scored_run import ScoredRun
+    from demur.report.scored_runs import ScoredRun
 
 
 @app.command()
@@ -96,7 +96,7 @@ def sweep(
     from demur.recipes import attack as attack_named
     from demur.recipes import attack_group
     from demur.report import terminal
-    from demur.report.sweep import score_net, sweep_entries, sweep_table
+    from demur.report.scored_runs import score_net, sweep_entries, sweep_table
     from demur.runs import run_folder
 
     entries, texts = sweep_entries(recipes, settings or ()), attack or ["clean", "pgd-20"]
@@ -153,9 +153,8 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
-    from demur.report.figures import check_installed
-    from demur.report.page import write_page
-    from demur.report.scored_run import MAX_RUNS
+    from demur.report.page import check_installed, write_page
+    from demur.report.scored_runs import MAX_RUNS
 
     if len(runs) > MAX_RUNS:
         raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
@@ -174,7 +173,7 @@ def report(
 def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "ScoredRun":
     """Return a run with its test records scored; raise BadInput where it has none."""
     from demur.recipes import rejectors_named
-    from demur.report.scored_run import ScoredRun
+    from demur.report.scored_runs import ScoredRun
 
     recipe = loaded.run.recipe
     every = recipe.rejectors() | rejectors_named(rejectors or (), recipe)
@@ -205,7 +204,7 @@ def demo(
     from demur.evaluate import RecordOptions
     from demur.recipes import recipe
     from demur.report.page import write_page
-    from demur.report.scored_run import ScoredRun
+    from demur.report.scored_runs import ScoredRun
     from demur.report.terminal import show_table, verdict_table
 
     changes = [f"epochs={epochs}"] if epochs else []

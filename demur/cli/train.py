@@ -77,7 +77,7 @@ def train_run(
     from demur.runs import Run
     from demur.training import check_trainable
     from demur.training import train as train_recipe
-    from demur.training.expectation import expectations
+    from demur.training.step import expectations
 
     check_engine(engine)
     if not launched():  # else rank 0 checks: the others may not share its disk

@@ -22,11 +22,11 @@ from demur.attacks.attack_model import (
     PlainModel,
     checked,
 )
-from demur.engine.copies import Query
-from demur.engine.fast_copy import (
+from demur.engine.copies import (
     CannotCopy,
     CopySettings,
     FastCopy,
+    Query,
     check_copyable,
     pure_bf16_pays,
 )

@@ -17,9 +17,18 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput, bad_input, shorten
 from demur.files import atomic
-from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
+from demur.files.atomic import (
+    SIGNATURE,
+    check_private_key,
+    check_signature,
+    read_tensors,
+    replace_folder,
+    sign_folder,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from demur.files.output_paths import check_output_folder
-from demur.files.signatures import SIGNATURE, check_private_key, check_signature, sign_folder
 from demur.guards.calibration import GuardScore, on_device
 from demur.guards.decision import BaseGuard, BuiltFrom
 from demur.guards.export import export_onnx, model_card

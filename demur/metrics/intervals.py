@@ -282,8 +282,8 @@ def _quantile(a: FloatArray, b: FloatArray, level: float) -> FloatArray:
     return x
 
 
-LEVEL = 0.05  # of the one-sided test
-REMEDY = (
+CHANCE_LEVEL = 0.05  # of the one-sided test
+CHANCE_REMEDY = (
     "check the labels, add images, train longer (epochs=60) or with a smaller eps; "
     "images-standard-small shows what the net learns without attacks"
 )
@@ -307,7 +307,7 @@ class ChanceTest(NamedTuple):
     def passed(self) -> bool:
         """Whether so many correct predictions are improbable at either baseline."""
         baseline = max(1 / self.classes, self.majority / self.images)
-        return bool(binomial_sf(self.right, self.images, baseline) <= LEVEL)
+        return bool(binomial_sf(self.right, self.images, baseline) <= CHANCE_LEVEL)
 
     @property
     def sentence(self) -> str:
@@ -316,7 +316,7 @@ class ChanceTest(NamedTuple):
         return (
             f"{100 * self.right / self.images:.1f}% of {self.images} {self.split} images are "
             f"right, {above} chance ({100 / self.classes:.1f}%) and the largest class "
-            f"({100 * self.majority / self.images:.1f}%){'' if self.passed else f'; {REMEDY}'}"
+            f"({100 * self.majority / self.images:.1f}%){'' if self.passed else f'; {CHANCE_REMEDY}'}"
         )
 
     def to_json(self) -> dict[str, Any]:

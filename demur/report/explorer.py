@@ -20,7 +20,7 @@ from demur.metrics.thresholds import ANY_SCORE
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
-from demur.report.scored_run import NO_DATA, ScoredRun, attacked_images, clean_images
+from demur.report.scored_runs import NO_DATA, ScoredRun, attacked_images, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
 

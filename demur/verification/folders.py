@@ -14,8 +14,7 @@ from demur.audits.ensemble_state import PROGRESS, raise_damaged, read_state
 from demur.calibrate import ChanceTest
 from demur.errors import BadInput, first_line
 from demur.evaluate.certificates import REMEDY
-from demur.files.atomic import MAX_JSON, read_checked, read_regular_file
-from demur.files.signatures import SIGNATURE, check_signature
+from demur.files.atomic import MAX_JSON, SIGNATURE, check_signature, read_checked, read_regular_file
 from demur.guards import bundle
 from demur.guards.export import model_card
 from demur.images import check_images
@@ -24,14 +23,17 @@ from demur.runs import Record, Run
 from demur.runs.metadata import CERTIFICATE, STATE, read_metadata
 from demur.runs.record import read_record
 from demur.spec import show
-from demur.verification.certificates import (
+from demur.verification.results import (
+    CHECKS,
+    Check,
+    StoredRun,
+    attacked_again,
     certificate_problem,
     differs,
     figures_problem,
     read_table,
     table_problem,
 )
-from demur.verification.records import CHECKS, Check, StoredRun, attacked_again
 
 MOST_BYTES = 64 << 30  # of a file of tensors
 
