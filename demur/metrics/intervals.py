@@ -283,7 +283,7 @@ def _quantile(a: FloatArray, b: FloatArray, level: float) -> FloatArray:
 
 
 CHANCE_LEVEL = 0.05  # of the one-sided test
-CHANCE_REMEDY = (
+REMEDY = (
     "check the labels, add images, train longer (epochs=60) or with a smaller eps; "
     "images-standard-small shows what the net learns without attacks"
 )
@@ -316,7 +316,7 @@ class ChanceTest(NamedTuple):
         return (
             f"{100 * self.right / self.images:.1f}% of {self.images} {self.split} images are "
             f"right, {above} chance ({100 / self.classes:.1f}%) and the largest class "
-            f"({100 * self.majority / self.images:.1f}%){'' if self.passed else f'; {CHANCE_REMEDY}'}"
+            f"({100 * self.majority / self.images:.1f}%){'' if self.passed else f'; {REMEDY}'}"
         )
 
     def to_json(self) -> dict[str, Any]:

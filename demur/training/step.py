@@ -304,6 +304,8 @@ def _empty_batch(fit: Images, count: int) -> Images:
     return Images(pixels, numbers, numbers.clone(), fit.levels)
 
 
+# From benchmarks/small_data.py: photographs of five classes of CIFAR-10, 32 pixels, one seed, 1,000
+# test images, PGD-10
 MEASURED_IMAGES = 305  # training images
 MEASURED = {  # clean and attacked accuracy in percent, by recipe
     "images-standard-small": (54.2, 41.5),  # attacked at 2/255
@@ -322,7 +324,8 @@ def expectations(recipe: Recipe, fit: Images, device: torch.device) -> Iterator[
         figures = [f"{x:.0f}% and {y:.0f}% ({name})" for name, (x, y) in MEASURED.items()]
         yield (
             f"on {len(fit)} training images {said} clean and attacked accuracies of about "
-            f"{', '.join(figures)}: measured on {MEASURED_IMAGES} photographs of five classes, chance 20%"
+            f"{', '.join(figures)}: measured on {MEASURED_IMAGES} photographs of five classes, "
+            "chance 20%"
         )
     if device.type == "cpu":
         minutes = max(1, round(_seconds(recipe, fit, device) / 60))
