@@ -3,7 +3,8 @@
 "tf32" rounds the factors of fp32 products to TF32 on a GPU. "bf16" computes convolutions in bf16 by
 autocast, and the remaining fp32 products with TF32. Heads, losses and scores use fp32 at least.
 Values that are not numbers raise BadInput before they become a decision or a step: NaN compares as
-false, so without a check an image whose score is NaN would count as robust."""
+false, so without a check an image whose score is NaN would count as robust.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -2,7 +2,8 @@
 
 Calling an attack changes neither the images nor the model (weights, buffers, gradients, mode) nor
 torch's global random state. `perturb`, which training calls, checks nothing; there batch norm in
-train mode updates its running statistics."""
+train mode updates its running statistics.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace

@@ -3,7 +3,8 @@
 A fast model may compute in bf16. An iterate that satisfies the success criterion there is only a
 *candidate*, until an exact forward pass in fp32 confirms it. The closest adversarial example lies
 on the decision boundary, where batch size, TF32 and the algorithm of cuDNN decide the prediction.
-Minimum-distance attacks move it outward until its margins exceed what such passes differ by."""
+Minimum-distance attacks move it outward until its margins exceed what such passes differ by.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -2,7 +2,8 @@
 
 The margins are "wrong" and "accepted by each score". `MaxMinMargin` solves a linearised zero-sum
 game between the image and the weights of the margins in each step. `OrthogonalAPGD` follows the
-smallest margin and leaves the others unchanged to first order (after Bryniarski et al. 2022)."""
+smallest margin and leaves the others unchanged to first order (after Bryniarski et al. 2022).
+"""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,7 +1,8 @@
 """The result of an attack ensemble and its verdict: counts with intervals, per image, as a table.
 
 The verdict is one of three grades with a fixed meaning, and its reasons. docs/guides/audit.md has
-the definitions, word by word."""
+the definitions, word by word.
+"""
 
 import textwrap
 from collections import Counter

@@ -1,7 +1,8 @@
 """Images as people have them (tensors, arrays, files, loaders), and a model's decisions on them.
 
 for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
-    ...     # tensors of at most PART_BYTES, so that only one part is in memory"""
+    ...     # tensors of at most PART_BYTES, so that only one part is in memory
+"""
 
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping

@@ -2,7 +2,8 @@
 
 `flags.masking_checks` finds the signs. None of them proves anything. A sign makes the ensembles run
 HopSkipJump, RayS and a surrogate: a student that was trained on the model's decisions (Papernot et
-al. 2017), or a given net. Decisions and successes are always those of the model."""
+al. 2017), or a given net. Decisions and successes are always those of the model.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -2,7 +2,8 @@
 
 The constants are those of the authors' script for CIFAR-10-C; ImageNet-C has others. The script has
 no seed, so generated images differ from the released ones. Frost differs most: the authors crop
-photographs of frost, which demur replaces by procedural textures."""
+photographs of frost, which demur replaces by procedural textures.
+"""
 
 import io
 from collections.abc import Callable, Sequence

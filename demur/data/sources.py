@@ -1,7 +1,8 @@
 """Readers of a user's own images: a folder per class, a CSV of paths, an npz, a data set.
 
 A data set is a torch `Dataset`, of torchvision, or a table of Hugging Face. Nothing in these files
-is trusted: sizes are checked before memory is taken, and no code runs."""
+is trusted: sizes are checked before memory is taken, and no code runs.
+"""
 
 import csv
 import hashlib

@@ -3,7 +3,8 @@
 A `ModelCopy` computes no weight gradients, and its weights are cast once; `refresh` copies them
 again after a training step. A `FastCopy` of any module in eval mode has batch norm folded,
 channels-last maps and bf16 by autocast. Autocast computes layer norm in fp32, and a sum with an
-fp32 parameter is fp32 as well; `pure_bf16` rounds these too, for transformers."""
+fp32 parameter is fp32 as well; `pure_bf16` rounds these too, for transformers.
+"""
 
 import copy
 import warnings

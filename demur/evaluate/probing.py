@@ -1,6 +1,7 @@
 """Probes of a model: random outputs and zero gradients; the same model with one draw in all passes.
 
-drawn = with_same_draw(model, x)     # passes of which repeat, or None"""
+drawn = with_same_draw(model, x)     # passes of which repeat, or None
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,7 +4,8 @@ The ONNX file holds normalisation, scores and thresholds. The thresholds are an 
 values, so that a program can change them without a new file. An image with a value outside of
 [0, 1] is never accepted. The repository, which KServe reads too, holds NAME/config.pbtxt,
 NAME/labels.txt and NAME/VERSION/model.onnx with the decision rule; Triton batches by itself. The
-card is what the README.md of the guard's folder says, as the Hub shows it."""
+card is what the README.md of the guard's folder says, as the Hub shows it.
+"""
 
 import logging
 import re

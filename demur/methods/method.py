@@ -3,7 +3,8 @@
 The *head-only subset* is a fixed share of the training images. The auxiliary loss uses these images
 alone and the classification loss uses the others alone, so that the head is trained on images that
 the classifier has not been fitted to. Batch norm sees all of them. Soft labels replace the label in
-the classification loss; the attack and the auxiliary loss of a head use the label itself."""
+the classification loss; the attack and the auxiliary loss of a head use the label itself.
+"""
 
 import math
 from abc import ABC, abstractmethod

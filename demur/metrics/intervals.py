@@ -1,7 +1,8 @@
 """Confidence intervals and exact tests: Wilson, paired differences, binomial tails, chance level.
 
 Differences are paired over shared resamples of the images. The tails, Clopper-Pearson bounds and
-Student's t are computed without SciPy, which is large."""
+Student's t are computed without SciPy, which is large.
+"""
 
 import math
 from dataclasses import dataclass

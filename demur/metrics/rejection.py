@@ -3,7 +3,8 @@
 `score` has one value per image, higher for images to accept and -inf for images never accepted;
 `correct` says whether the prediction is correct. `WorstCase` has the accepted errors at every
 threshold, from the highest score of a wrong prediction per image. Its numbers are those of the
-attack that found the scores. A stronger attack can only raise them."""
+attack that found the scores. A stronger attack can only raise them.
+"""
 
 import math
 from collections.abc import Callable

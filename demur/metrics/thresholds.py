@@ -2,7 +2,8 @@
 
 The true-positive rate is the share of correct predictions accepted. Two scores span a grid of
 threshold pairs. One nested path through it, along which correct pilot predictions are accepted
-before wrong ones, gives a single order to test."""
+before wrong ones, gives a single order to test.
+"""
 
 import math
 from itertools import product

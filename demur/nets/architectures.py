@@ -1,7 +1,8 @@
 """Pre-activation ResNets, and nets that a function of the user builds, with the head of demur.
 
 ResNet-18 and WideResNet-34-10 are those of the paper; ResNet-8 is for 8x8 images. A user's model is
-code: `demur/spec/importing.py` says which functions are imported."""
+code: `demur/spec/importing.py` says which functions are imported.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence

@@ -4,7 +4,8 @@ A trunk returns the pooled features of each stage, the first stage first. The cl
 last one, the auxiliary head reads all of them. An attack needs the input gradient at every step. On
 CPUs without tuned kernels for it (ARM, small maps) it costs up to ten forward passes; here it is a
 convolution itself. On a GPU few input channels are padded to eight, and 1x1 convolutions are matrix
-products."""
+products.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Rejectors fitted to features: Gaussians, virtual logits, kernel density, nearest neighbours.
 
 Those of density and distance (KD, LID, KNN) compare the last feature with a bank of features of
-correctly classified images."""
+correctly classified images.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal

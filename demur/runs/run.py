@@ -2,7 +2,8 @@
 
 docs/reference/files.md describes the files. Trained nets that come with demur are run folders with
 quantised weights, and records of attacks on exactly these weights. They lie in `zoo/` of a
-checkout; the environment variable DEMUR_ZOO names another folder."""
+checkout; the environment variable DEMUR_ZOO names another folder.
+"""
 
 import json
 import os

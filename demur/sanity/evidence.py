@@ -1,7 +1,8 @@
 """The grades of a verdict, and records prepared for the sanity checks.
 
 docs/guides/audit.md defines the three grades of an audit or a retrofit. Evidence has parsed
-attacks, paired images and cached scores."""
+attacks, paired images and cached scores.
+"""
 
 import math
 from collections import Counter

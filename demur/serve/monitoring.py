@@ -1,6 +1,7 @@
 """Structured logs, counters for Prometheus, and the test for drift of the rejection rate.
 
-The log has one line per request, rejection, error or drift alarm."""
+The log has one line per request, rejection, error or drift alarm.
+"""
 
 import logging
 import math

@@ -5,7 +5,8 @@ image/*                    one image file as the body
 application/json           {"images": H, W, C or N, H, W, C numbers, "dtype": "uint8" | "float32"}
 
 A page of another origin could send requests to a server on the reader's machine, and read the
-answers where its own name was rebound to 127.0.0.1. Browsers name it in Host and Origin."""
+answers where its own name was rebound to 127.0.0.1. Browsers name it in Host and Origin.
+"""
 
 import asyncio
 import re

@@ -3,7 +3,8 @@
 While the model works, requests gather; the next forward pass takes them together. An idle model
 starts at once, so that no request waits for others. A thread that decodes cannot be stopped; a
 process can, and its memory can be limited: it is killed when its request is late. The processes are
-started anew instead of forked: a fork of a process with torch's threads may deadlock."""
+started anew instead of forked: a fork of a process with torch's threads may deadlock.
+"""
 
 import json
 import math

@@ -4,7 +4,8 @@ The loss is that of the method (`methods/method.py`); with the RR head it contai
 engine captures a whole step once as a CUDA graph, which reads and writes fixed device addresses, so
 an epoch has no host-device synchronisation. It draws the noise and takes the gradients of the plain
 step, so both end with the same weights up to rounding (benchmarks/engine_check.py). The last,
-partial batch takes the plain step."""
+partial batch takes the plain step.
+"""
 
 import time
 from collections.abc import Callable, Iterator

@@ -35,6 +35,7 @@ from demur.verification.results import (
     table_problem,
 )
 
+__all__ = ["Finding", "Verification", "verify"]
 MOST_BYTES = 64 << 30  # of a file of tensors
 
 

@@ -2,7 +2,8 @@
 
 A record is checked against itself, the clean records, the data set and the weights. Each check
 returns a problem, "" if there is none, or None if the record has nothing to check. It raises
-BadInput if it cannot tell."""
+BadInput if it cannot tell.
+"""
 
 import json
 import math
