@@ -27,7 +27,7 @@ from demur.numerics import fusing
 from demur.recipes import Recipe, recipe
 from demur.runs import provenance
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, TrainState, fast
+from demur.training import FastSteps, PlainSteps, TrainState, step
 from reports import Reports
 from timing import seconds_each, wait
 
@@ -47,12 +47,12 @@ Patches = list[AbstractContextManager[Any]]
 
 def without_kernels() -> Patches:
     """Compile the whole net instead of fusing batch norm by hand."""
-    return [patch.object(module, "fused_supported", lambda *_: False) for module in (frozen, fast)]
+    return [patch.object(module, "fused_supported", lambda *_: False) for module in (frozen, step)]
 
 
 def kernels_on_cpu() -> Patches:
     """Let a CPU take the fused path, for Triton's interpreter."""
-    return [patch.object(module, "fused_supported", lambda *_: True) for module in (frozen, fast)]
+    return [patch.object(module, "fused_supported", lambda *_: True) for module in (frozen, step)]
 
 
 @dataclass(frozen=True)

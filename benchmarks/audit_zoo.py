@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests
 sys.path.insert(0, str(Path(__file__).parent))  # for peer_adapters
 
 from demur import AcceptedError, AutoAttack, ModelScore, RejectAutoAttack, audit
+from demur.attacks.attack import Criterion, Misclassified
 from demur.attacks.attack_model import Model, checked
 from demur.attacks.balls import Linf
-from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.wrappers import ModelWithScore
-from demur.audits.draws import is_random
 from demur.calibrate import TPR
 from demur.cli.app import main
 from demur.errors import BadInput, suggestion
+from demur.evaluate.probing import is_random
 from demur.output import as_output, prediction
 from demur.rejectors.rule import Rejector, Score, as_score
 from demur.version import code_version

@@ -26,7 +26,7 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 from demur import Con, Consistency, Linf, RCon, WorstScore
 from demur.cli.app import Device, main
 from demur.methods.heads import DenseAux
-from demur.metrics.worst_case import WorstCase
+from demur.metrics.rejection import WorstCase
 from demur.numerics import device_by_name, tf32
 from demur.output import Output, as_output, log_probabilities, mask_label, prediction
 from demur.rejectors.image_scores import ImageRejector

@@ -31,9 +31,8 @@ from demur.numerics import Precision, device_by_name
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
-from demur.training.fast import FastSteps
 from demur.training.state import TrainState
-from demur.training.step import PlainSteps
+from demur.training.step import FastSteps, PlainSteps
 from reports import OutFile, Reports, open_reports, print_report
 
 StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from demur.attacks import CW, FAB
 from demur.attacks.balls import L2
-from demur.audits.image_parts import as_batch
-from demur.audits.inputs import audit_images
+from demur.audits.image_parts import as_batch, audit_images
 from demur.audits.model_loading import load_model
 from demur.data import Digits
 from demur.numerics import device_by_name, tf32

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.nan_checks import raise_if_invalid
+from demur.numerics import raise_if_invalid
 
 
 class Output(NamedTuple):
@@ -117,7 +117,7 @@ def outputs_in_batches(
 
 
 def check_logits(out: Output) -> None:
-    """Raise BadInput if the largest logit of an image is NaN or infinite (see `nan_checks`)."""
+    """Raise BadInput if the largest logit of an image is NaN or infinite (see `numerics`)."""
     remedy = "check its weights and its normalisation (-inf is allowed, for masked classes)"
     largest = out.logits.detach().amax(-1)
     raise_if_invalid("logits", largest, remedy, invalid=lambda values: ~values.isfinite())

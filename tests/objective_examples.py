@@ -3,7 +3,7 @@
 from typing import Any
 
 from demur.attacks import CE, Objective
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.attack import RuleCriterion
 from demur.spec import required_fields
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from demur.images import Domain
 from demur.nets import NetSpec
-from demur.nets.resnet import ResidualTrunk
+from demur.nets.architectures import ResidualTrunk
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from demur.attacks.balls import Linf
 from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModule, accelerated, any_module
 from demur.engine.any_module import CPU_SETTINGS, GPU_SETTINGS, _check_agreement, _expected
-from demur.engine.fast_copy import CannotCopy, CopySettings, FastCopy, check_copyable
+from demur.engine.copies import CannotCopy, CopySettings, FastCopy, check_copyable
 from demur.errors import BadInput
 from demur.output import Output, as_output
 

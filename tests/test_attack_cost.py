@@ -10,7 +10,7 @@ from demur.attacks.balls import Linf
 from demur.attacks.fab import newton_time, sorted_time
 from demur.attacks.square import SquareDraw
 from demur.engine import FrozenModule, accelerated, any_module
-from demur.engine.fast_copy import CopySettings, FastCopy
+from demur.engine.copies import CopySettings, FastCopy
 from tests.approximate_model import ApproximateModel
 from tests.test_square import CountSynchronisations
 

@@ -38,7 +38,7 @@ from demur.errors import BadInput
 from demur.output import as_output, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import Score
-from demur.sanity.grades import Grade
+from demur.sanity.evidence import Grade
 from demur.sanity.single_records import FLAT, NOT_RISEN
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
 from tests.audit_zoo_odd import ALL

@@ -19,7 +19,7 @@ from demur.attacks.balls import Linf
 from demur.audits import ensemble_state, image_parts
 from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.ensembles import EnsembleEvaluation
-from demur.audits.inputs import audit_images
+from demur.audits.image_parts import audit_images
 from demur.audits.model_loading import load_model
 from demur.data import CIFAR10
 from demur.errors import BadInput

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from demur.engine.fused_resnet import FoldedConv
-from demur.nets.resnet import Block
+from demur.nets.architectures import Block
 
 
 def random_block(width: int, stride: int, seed: int) -> Block:

@@ -20,12 +20,11 @@ from demur.calibrate import (
     Shortfall,
     Uncertified,
     certify_threshold,
-    threshold_path,
 )
 from demur.calibrate.certificate import last_passing
-from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
 from demur.errors import BadInput
-from demur.metrics import BoolArray, FloatArray
+from demur.metrics import BoolArray, FloatArray, thresholds
+from demur.metrics.thresholds import ANY_SCORE, build_path, count_decisions
 from demur.recipes import VOCABULARY
 from demur.spec import read, show
 from tests.test_guarantees import ONE
@@ -100,8 +99,8 @@ class TestPath:
 
         for seed in range(5):
             scores, correct = two_scores(80, seed)
-            knots = [threshold_path._candidate_thresholds(column, 4) for column in scores.T]
-            found = threshold_path._best_staircase(knots, scores, correct)
+            knots = [thresholds._candidate_thresholds(column, 4) for column in scores.T]
+            found = thresholds._best_staircase(knots, scores, correct)
             assert area(found) == min(area(staircase) for staircase in staircases(3, 3))
 
     def test_an_uninformative_gate_has_low_thresholds(self) -> None:

@@ -24,11 +24,11 @@ from demur.evaluate.certificates import (
     retests,
 )
 from demur.files.atomic import write_json
-from demur.guards.model_card import model_card
+from demur.guards.export import model_card
 from demur.metrics import Interval
 from demur.rejectors import Con, Coupled, RCon
 from demur.rejectors.certainty import con, rcon
-from demur.report.certificates import cells, certificate_text, retest_table
+from demur.report.scored_runs import cells, certificate_text, retest_table
 from demur.runs import Run
 from tests.conftest import Command
 

@@ -13,7 +13,7 @@ from demur.calibrate import ChanceTest
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import recording
-from demur.verification.folders import _chance_problem
+from demur.verification import _chance_problem
 from tests.conftest import Command
 from tests.own_images import CLASSES, noise_images
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from demur.data import CIFAR10, Images
-from demur.data.cifar10c import find_source
-from demur.data.corruptions import Bytes, corrupt
+from demur.data.corruptions import Bytes, corrupt, find_source
 from demur.errors import BadInput
 from tests.cifar_files import BATCH, use_small_set
 

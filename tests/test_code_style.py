@@ -23,8 +23,7 @@ ROOT = PACKAGE.parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     [
-        "errors", "version", "distributed", "numerics", "noise", "images", "nan_checks", "progress",
-        "output",
+        "errors", "version", "distributed", "numerics", "noise", "images", "progress", "output",
     ],
     ["spec", "files", "metrics"],
     ["data", "nets"],

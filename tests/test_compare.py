@@ -13,7 +13,7 @@ from scipy.stats import binom, binomtest
 
 import demur
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, compare, run_attack
-from demur.evaluate.paired_counts import PairedCounts, paired_shares
+from demur.evaluate.paired_differences import PairedCounts, paired_shares
 from demur.recipes import attack
 from demur.runs import Run
 from tests.conftest import Command, samples

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from demur.attacks import AcceptedError, FalseRejection, MultiTarget
 from demur.attacks.cw import CW, to_pixels, to_tanh_space
-from demur.attacks.rounding import SuccessMargins
+from demur.attacks.driver import SuccessMargins
 from demur.data import Images
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, Energy, RCon

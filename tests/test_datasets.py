@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from demur import AcceptedError, BadInput, Con, OwnImages, RejectAutoAttack, recipe
-from demur.audits.image_parts import image_parts
-from demur.audits.inputs import audit_images
-from demur.data.samples import class_names, label_of_sample, pixels_of_sample
-from demur.data.sources import open_source
+from demur.audits.image_parts import audit_images, image_parts
+from demur.data.sources import class_names, label_of_sample, open_source, pixels_of_sample
 from demur.spec.importing import allow_import
 
 MODULE = """

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from demur.paper.cells import Cell, _metric
-from demur.paper.disagreements import disagreement_section, disagreements
-from demur.paper.pages import number_text
+from demur.paper.pages import disagreement_section, disagreements, number_text
 from demur.runs import Record
 from demur.runs.record import read_record
 

@@ -15,7 +15,7 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, resolve_thresholds, run_attack
 from demur.evaluate.binding import ThresholdResolver
 from demur.output import prediction
-from demur.paper.distortion import (
+from demur.paper.studies import (
     DistortionVerdicts,
     default_attacks,
     distances,

@@ -209,7 +209,7 @@ def test_a_failed_capture_falls_back_to_the_plain_step(
         work()
         raise error
 
-    monkeypatch.setattr("demur.training.fast.capture", failing)
+    monkeypatch.setattr("demur.training.step.capture", failing)
     capture_as_on_a_gpu(steps)
     fast = train_all_epochs(spec, steps)
     plain = train_all_epochs(spec, PlainSteps(spec, TrainState(spec, CPU), fit))

@@ -26,7 +26,7 @@ from demur.paper.theory import outputs_at
 from demur.rejectors.certainty import con, rcon
 from demur.report.explorer import packed
 from demur.report.page import write_page
-from demur.report.scored_run import ScoredRun
+from demur.report.scored_runs import ScoredRun
 from demur.report.terminal import percent, signed
 from demur.runs import Record, Run
 from tests.test_report import make_results, small_run

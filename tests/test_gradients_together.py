@@ -8,7 +8,7 @@ from demur.attacks import CE, UntargetedMargin
 from demur.attacks.attack_model import AttackModel, CheckedModel, NoGradientError, PlainModel
 from demur.data import CIFAR10
 from demur.engine import FrozenModel, FrozenModule
-from demur.engine.fast_copy import FastCopy
+from demur.engine.copies import FastCopy
 from demur.methods import RR
 from demur.nets import ResNet18
 from demur.output import Output

@@ -24,9 +24,9 @@ from demur.calibrate import (
     binomial_cdf,
     certify_threshold,
 )
-from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.metrics.checks import IntArray
+from demur.metrics.thresholds import ANY_SCORE, build_path, count_decisions
 from tests.samples import Samples
 
 DELTA = 0.05

@@ -12,10 +12,10 @@ from PIL import Image
 
 import demur
 from demur import GDA, BadInput, Consistency, Coupled, Guard, LoadedRun
-from demur.calibrate.threshold_path import ANY_SCORE
 from demur.data import SplitName
 from demur.files.atomic import read_json, write_json
 from demur.guards.lifecycle import describe, differences, recalibrated
+from demur.metrics.thresholds import ANY_SCORE
 from demur.rejectors import Rejector
 from demur.serve import create_app
 from tests.conftest import Command

@@ -16,7 +16,7 @@ from demur.cli.app import Visible
 from demur.data import Images
 from demur.errors import visible
 from demur.guards import Guard
-from demur.guards.model_card import model_card
+from demur.guards.export import model_card
 from demur.report.terminal import VisibleConsole
 from demur.runs import Run
 from tests.conftest import Command

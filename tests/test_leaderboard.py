@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from demur.attacks import APGD, PGD, Attack, MinMargin, RejectionObjective, WorstScore
+from demur.attacks.attack import AcceptedError, Rejected
 from demur.attacks.balls import Linf
-from demur.attacks.criteria import AcceptedError, Rejected
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, run_attack

@@ -19,7 +19,7 @@ from demur import errors
 from demur.cli.commands import main
 from demur.errors import DISK_FULL, FILE_SIZE, NO_FILES, NO_MEMORY, NO_THREADS, BadInput, lack
 from demur.guards import Guard
-from demur.report import figures
+from demur.report import page
 from demur.runs import Run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and limits")
@@ -74,7 +74,7 @@ def test_a_library_that_cannot_be_loaded_is_not_said_to_be_missing(
 
     monkeypatch.setattr(errors, "import_module", no_memory)
     with pytest.raises(BadInput) as found:
-        figures.check_installed()
+        page.check_installed()
     assert str(found.value) == NO_MEMORY
 
 

@@ -21,14 +21,12 @@ from demur.attacks import (
     Rejected,
     Square,
     autoattack,
-    surrogate,
 )
 from demur.attacks.attack_model import Model, checked
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.surrogate import OutcomeMargin, distil, student_net
 from demur.audits import AutoAttack, RejectAutoAttack, masking
 from demur.audits.flags import masking_checks
-from demur.audits.masking import OnMasking
+from demur.audits.masking import OnMasking, OutcomeMargin, distil, student_net
 from demur.errors import BadInput
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
@@ -80,7 +78,7 @@ def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoattack, "decision_attacks", few_decisions)
     monkeypatch.setattr(masking, "decision_attacks", few_decisions)
     monkeypatch.setattr(masking, "APGD", partial(APGD, steps=20))
-    monkeypatch.setattr(surrogate, "ROUNDS", 2)
+    monkeypatch.setattr(masking, "ROUNDS", 2)
 
 
 def test_masked_gradients_have_signs(quick_net: QuickNet, batch: tuple[Tensor, Tensor]) -> None:
@@ -184,7 +182,7 @@ class TestStudent:
     def test_it_learns_decisions_and_rejections(
         self, quick_net: QuickNet, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(surrogate, "ROUNDS", 2)
+        monkeypatch.setattr(masking, "ROUNDS", 2)
         x, criterion = batch[0], AcceptedError(Con(), 0.9)
         generator = torch.get_rng_state()
         students = [distil(quick_net, criterion, Linf(EPS), x) for _ in range(2)]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demur import nan_checks
+from demur import numerics
 from demur.attacks import Square
 from demur.attacks.attack_model import CheckedModel
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
-from demur.nan_checks import (
+from demur.numerics import (
     COUNT_EVERY,
     deferred_checks,
     raise_deferred,
@@ -71,7 +71,7 @@ def test_a_view_may_be_overwritten_before_it_is_counted(block: None) -> None:
 
 def test_values_that_wait_keep_no_autograd_graph(block: None) -> None:
     raise_if_invalid("score", FINE.clone().requires_grad_() * 2, REMEDY)
-    deferred = nan_checks._deferred.get()
+    deferred = numerics._deferred.get()
     assert deferred is not None
     assert not any(values.requires_grad for values in deferred["score"].waiting)
 
@@ -133,6 +133,6 @@ def test_the_checks_of_a_query_cost_little_more_than_one_kernel() -> None:
 
 
 def _forget() -> None:
-    deferred = nan_checks._deferred.get()
+    deferred = numerics._deferred.get()
     assert deferred is not None
     deferred.clear()

@@ -9,8 +9,8 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
-from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, layers, resnet
-from demur.nets.layers import Conv3x3, _PaddedChannels, conv1x1_matmul
+from demur.nets import NETS, FactoryNet, NetSpec, ResNet8, ResNet18, WideResNet, architectures
+from demur.nets.net import Conv3x3, _PaddedChannels, conv1x1_matmul
 from demur.output import Output
 
 DOMAIN = Digits().domain
@@ -23,7 +23,7 @@ def test_every_net_has_an_example() -> None:
 
 
 def test_the_examples_in_docstrings_run() -> None:
-    for module in (resnet,):
+    for module in (architectures,):
         failed, attempted = doctest.testmod(module)
         assert attempted and not failed
 
@@ -108,7 +108,7 @@ def test_a_resnet_18_has_the_activation_of_its_spec() -> None:
         for spec in (ResNet18(4, activation="silu"), ResNet18(4))
     )
     smooth.load_state_dict(usual.state_dict())
-    blocks = [block for block in smooth.modules() if isinstance(block, resnet.Block)]
+    blocks = [block for block in smooth.modules() if isinstance(block, architectures.Block)]
     assert [block.activate for block in blocks] == 8 * [torch.nn.functional.silu]
     assert not torch.allclose(smooth(x).logits, usual(x).logits)
 
@@ -181,7 +181,7 @@ def test_conv3x3_with_a_frozen_weight_has_the_ordinary_gradient(
     layer.frozen_weight = True
     plain = torch.nn.Conv2d(3, 4, 3, stride, padding=1, bias=False)
     for max_matrix in (0, 2**16):  # as a convolution, and as one matrix product
-        monkeypatch.setattr(layers, "MAX_MATRIX", max_matrix)
+        monkeypatch.setattr("demur.nets.net.MAX_MATRIX", max_matrix)
         for _ in range(2):  # the matrix must change with the weight
             layer.weight.copy_(torch.randn(layer.weight.shape, generator=g, dtype=torch.float64))
             plain.weight = layer.weight

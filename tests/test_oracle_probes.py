@@ -16,7 +16,7 @@ from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, run_attack
 from demur.evaluate.record_scores import values
 from demur.evaluate.recording import RecordOptions
 from demur.metrics import FloatArray
-from demur.paper.probes import (
+from demur.paper.studies import (
     FEATURES,
     LINEAR,
     TREES,
@@ -120,7 +120,7 @@ def test_the_command_shows_probes_and_what_they_found(
         run_attack(own_source, text, attack(text, own_source.run.recipe), RecordOptions("test"))
     made = next(each for each in own_source.run.records() if each.label == "pgd-20")
     right = int(made.correct.sum())
-    monkeypatch.setattr("demur.paper.probes.MIN_PER_OUTCOME", min(right, 300 - right))
+    monkeypatch.setattr("demur.paper.studies.MIN_PER_OUTCOME", min(right, 300 - right))
     code, out, err = command("paper", "study", "probes", name)
     assert code == 0
     assert "clean (n=300) without probes" in " ".join(err.split())

@@ -21,9 +21,8 @@ from demur.paper.cells import (
     epoch_seconds,
     measure_cells,
 )
-from demur.paper.disagreements import disagreement_section
 from demur.paper.figures import FIGURES, _suffices
-from demur.paper.pages import results_page
+from demur.paper.pages import disagreement_section, results_page
 from demur.paper.paper_runs import StoredRuns
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, Column
 from demur.paper.verdicts import measure_verdicts, verdict_section

@@ -17,7 +17,7 @@ from demur.engine.any_module import (
     _expected,
     _settings,
 )
-from demur.engine.fast_copy import FastCopy
+from demur.engine.copies import FastCopy
 from tests.test_any_module import conv_net, seeded
 
 aten = torch.ops.aten

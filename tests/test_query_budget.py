@@ -15,7 +15,7 @@ from demur.attacks import (
     RejectAutoAttackEnsemble,
     Square,
 )
-from demur.attacks.query_budget import cost, within
+from demur.attacks.margins import cost, within
 from demur.recipes import attack as attack_named
 from demur.recipes import recipe
 from tests.quick_net import QuickNet

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import demur
 from demur.attacks import Attack, MultiTarget, Square
-from demur.attacks.criteria import AcceptedError
+from demur.attacks.attack import AcceptedError
 from demur.audits.ensembles import RejectAutoAttack
 from demur.engine import any_module
 from demur.rejectors import Con
@@ -76,4 +76,4 @@ def test_at_most_eighteen(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None
     deepest = max(stacks, key=len)
     assert deepest[0].endswith("EnsembleEvaluation.run_standard_evaluation")
     assert len(deepest) <= MAX_FRAMES, "\n".join(deepest)
-    assert ("fast_copy.py" in deepest[-1]) == copied
+    assert ("copies.py" in deepest[-1]) == copied

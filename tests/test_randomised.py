@@ -25,15 +25,15 @@ from demur.attacks import (
     Rejected,
     SuccessProbability,
 )
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import checked
 from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.audits import ensembles, flags
-from demur.audits.draws import is_random
 from demur.audits.flags import A_DRAW, CHANGE, JUMP, SLOPE, STUCK, masking_checks, model_checks
 from demur.data import Images
+from demur.evaluate.probing import is_random
 from demur.output import as_output, prediction
 from demur.rejectors import Con
 from demur.sanity import CheckResult

@@ -31,7 +31,7 @@ from demur.methods import RR
 from demur.metrics import Interval
 from demur.recipes import recipe
 from demur.report.page import page_text, write_page
-from demur.report.scored_run import ScoredRun
+from demur.report.scored_runs import ScoredRun
 from demur.report.terminal import comparable
 from demur.runs import Run
 from demur.sanity import run_checks

@@ -8,7 +8,7 @@ from demur.attacks import CW, FAB, AcceptedError
 from demur.attacks.attack import Attack
 from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import L2, Linf
-from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
+from demur.attacks.driver import SuccessMargins, confirmed_outward, rounding_margins
 from demur.numerics import tf32
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con

@@ -28,9 +28,9 @@ import demur
 from demur import Guard, LoadedRun
 from demur.guards import GuardResult
 from demur.serve import Settings, create_app, server
-from demur.serve.batching import Batcher, Overloaded
 from demur.serve.decoder import RequestError
-from demur.serve.metrics import DriftMonitor, Metrics
+from demur.serve.monitoring import DriftMonitor, Metrics
+from demur.serve.workers import Batcher, Overloaded
 from tests import forked
 
 Client = partial(TestClient, base_url="http://localhost")

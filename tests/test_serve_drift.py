@@ -9,7 +9,7 @@ from scipy.stats import kstest
 
 from demur import BadInput
 from demur.guards.calibration import score_histogram
-from demur.serve.metrics import SHIFTS, SPREADS, DriftMonitor
+from demur.serve.monitoring import SHIFTS, SPREADS, DriftMonitor
 from tests.samples import Samples
 
 Scores = NDArray[np.float64]

@@ -25,11 +25,11 @@ from starlette.testclient import TestClient
 
 from demur import BadInput, Guard
 from demur.files.image_files import count_pixels, decode_image
-from demur.files.web_hosts import refusal
 from demur.serve import Settings, create_app
 from demur.serve.decoder import RequestError
-from demur.serve.decoding import DecoderPool
+from demur.serve.requests import refusal
 from demur.serve.server import server_config
+from demur.serve.workers import DecoderPool
 from tests.fuzz import live_service
 from tests.fuzz.live_service import bomb, image_request, tree_memory
 from tests.test_serve import wait_until

@@ -27,9 +27,9 @@ from starlette.testclient import TestClient
 from structlog import PrintLogger
 
 from demur import Guard
-from demur.guards import triton
-from demur.guards.triton import export_triton
-from demur.serve import Settings, create_app, logs, server
+from demur.guards import export
+from demur.guards.export import export_triton
+from demur.serve import Settings, create_app, monitoring, server
 from tests import forked
 
 Client = partial(TestClient, base_url="http://localhost")
@@ -82,7 +82,7 @@ def test_the_level_and_the_access_log(
 
 def test_a_text_log_has_a_value_for_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     writer: Any = PrintLogger()
-    logs.make_logger(writer, "text", "info", "cats").error("drift alarm", alarm=True)
+    monitoring.make_logger(writer, "text", "info", "cats").error("drift alarm", alarm=True)
     assert " alarm=true" in capsys.readouterr().out
 
 
@@ -118,7 +118,7 @@ def test_a_log_that_nobody_reads_stops_no_answer(
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     full = os.fdopen(write, "w")
     monkeypatch.setattr("sys.stderr", full)
-    monkeypatch.setattr(logs, "MAX_LINES", 5)
+    monkeypatch.setattr(monitoring, "MAX_LINES", 5)
     with Client(create_app(tiny_guard, Settings(log_level="info", access_log=True))) as client:
         for _ in range(60):  # 200 bytes each
             assert client.get("/health").status_code == 200
@@ -223,7 +223,7 @@ def test_tritons_repository_has_the_decisions_of_the_guard(
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     # the export takes seconds, and another test has its file
-    monkeypatch.setattr(triton, "export_onnx", lambda guard, path: shutil.copy(onnx_file, path))
+    monkeypatch.setattr(export, "export_onnx", lambda guard, path: shutil.copy(onnx_file, path))
     model = export_triton(tiny_guard, tmp_path / "models")
     text = (model / "config.pbtxt").read_text()
     assert (model / "labels.txt").read_text().split("\n")[:-1] == list(tiny_guard.class_names)

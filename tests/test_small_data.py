@@ -17,7 +17,7 @@ from demur.methods import PGDAT, Standard
 from demur.recipes import RECIPES, Recipe, attack, recipe
 from demur.spec import digest, show
 from demur.training import FastSteps, PlainSteps, TrainState, check_trainable, train
-from demur.training.expectation import IMAGES, MEASURED, expectations
+from demur.training.step import MEASURED, MEASURED_IMAGES, expectations
 from tests.conftest import Command
 from tests.own_images import write_folder
 
@@ -161,7 +161,7 @@ def test_what_to_expect_is_measured_and_said_before_and_after(
     for name, (clean, attacked) in MEASURED.items():
         assert f"{clean:.0f}% and {attacked:.0f}% ({name})" in accuracy
         recipe(*name.split(maxsplit=1))  # it can be typed
-    assert f"measured on {IMAGES} photographs of five classes, chance 20%" in accuracy
+    assert f"measured on {MEASURED_IMAGES} photographs of five classes, chance 20%" in accuracy
     assert re.fullmatch(r"training takes about \d+ min on this machine", minutes)
     words = ["images-pgdat-rr-small", f"data={photos}", *BRIEF, "--out", "runs/own"]
     code, _, err = command("train", *words, "--device", "cpu")

@@ -14,9 +14,9 @@ import pytest
 from demur.cli.train import train_run
 from demur.errors import Diverged
 from demur.evaluate import LoadedRun, RejectorEvaluation, paired_shares
-from demur.evaluate.seeds import mean_of, paired
+from demur.evaluate.paired_differences import mean_of, paired
 from demur.recipes import recipe
-from demur.report.sweep import sweep_entries
+from demur.report.scored_runs import sweep_entries
 from demur.runs import Run
 from demur.spec import lines
 from tests import forked
@@ -138,14 +138,14 @@ def test_a_recipe_that_fails_does_not_stop_the_others(
             raise Diverged("the loss is no longer a number at epoch 1")
         return train(made, folder, *words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("demur.cli.compare.train_run", failing)
+    monkeypatch.setattr("demur.cli.report.train_run", failing)
     code, out, err = command(*SWEEP, "--format", "csv")
     assert code == 2
     assert {one["recipe"] for one in table(out)} == {"@a|b.txt"}
     assert {one.get("vs first", "") for one in table(out)} == {""}
     assert "demur: 1 of 2 nets have no results; one-" in err
     assert "the loss is no longer a number at epoch 1" in err
-    monkeypatch.setattr("demur.cli.compare.train_run", train)
+    monkeypatch.setattr("demur.cli.report.train_run", train)
     assert len({one["recipe"] for one in table(command(*SWEEP, "--format", "csv")[1])}) == 2
 
 

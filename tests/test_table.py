@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from demur.errors import Diverged
-from demur.evaluate.seeds import paired
+from demur.evaluate.paired_differences import paired
 from demur.metrics import Difference
 from demur.paper.comparisons import (
     COMPARISONS,

@@ -5,7 +5,7 @@ import pytest
 from scipy import special, stats
 
 from demur.calibrate import binomial_cdf, binomial_sf, lower_bound, upper_bound
-from demur.calibrate.binomial import incomplete_beta, student_p, student_t
+from demur.metrics.intervals import incomplete_beta, student_p, student_t
 
 
 def test_tails_and_bounds_equal_scipy_distributions() -> None:

@@ -29,7 +29,7 @@ from demur.rejectors import Con, RCon
 from demur.runs import Record, Run
 from demur.runs.record import check_arrays, check_norms, identity, read_record
 from demur.runs.run import BestEpoch, ResumeState, save_state
-from demur.verification.records import INPUTS
+from demur.verification.results import INPUTS
 from tests.conftest import Command
 from tests.damages import (
     DAMAGED,

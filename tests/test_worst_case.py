@@ -20,10 +20,10 @@ from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_att
 from demur.evaluate.accepted_errors import worst_cases
 from demur.evaluate.certificates import attack_under, issue, issued_certificates, retests
 from demur.metrics import BoolArray, FloatArray, WorstCase
-from demur.metrics.worst_case import NEVER_ACCEPTED
+from demur.metrics.rejection import NEVER_ACCEPTED
 from demur.report import plot
 from demur.report.page import page_text
-from demur.report.scored_run import ScoredRun
+from demur.report.scored_runs import ScoredRun
 from demur.runs import Run
 from demur.spec import show
 from demur.verification import verify

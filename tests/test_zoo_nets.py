@@ -9,9 +9,9 @@ import torch
 
 import demur
 from demur.errors import BadInput
-from demur.files.quantised import SCALE, quantise, restore
+from demur.files.atomic import SCALE, quantise, restore
 from demur.runs import Run
-from demur.runs.zoo import zoo_folder, zoo_names
+from demur.runs.run import zoo_folder, zoo_names
 from tests.conftest import Command
 
 LARGEST_ZOO = 36_000_000  # bytes

@@ -17,9 +17,8 @@ from demur.evaluate.record_scores import has_tcon
 from demur.metrics import risk_coverage
 from demur.paper.draw import STROKES
 from demur.report import plot
-from demur.report.certificates import SHARES
 from demur.report.plot import CORRECT, FAINT, INK, WRONG, drawing, saved
-from demur.report.scored_run import RECTIFIED, hardest, main_row
+from demur.report.scored_runs import RECTIFIED, SHARES, hardest, main_row
 
 DOCS = Path(__file__).parents[1] / "docs"
 PALE = "#f1f3f5"

@@ -35,7 +35,7 @@ PURPOSE = {
     "calibrate": "thresholds",
     "data": "digits, CIFAR",
     "nets": "ResNet, WideResNet",
-    "metrics": "AUROC, theorems",
+    "metrics": "AUROC, intervals",
     "spec": "objects as text",
     "files": "checked reads and writes",
 }

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from demur.files.atomic import read_json, write_json, write_tensors
-from demur.files.quantised import quantise
+from demur.files.atomic import quantise, read_json, write_json, write_tensors
 from demur.runs import Run
 
 ZOO = Path(__file__).parents[1] / "zoo"

@@ -1,7 +1,16 @@
 """Attacks, the objectives they maximise and their success criteria."""
 
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, AttackBatch, Clean
+from demur.attacks.attack import (
+    AcceptedError,
+    Attack,
+    AttackBatch,
+    Clean,
+    Criterion,
+    FalseRejection,
+    Misclassified,
+    Rejected,
+)
 from demur.attacks.autoattack import (
     AutoAttackEnsemble,
     Chain,
@@ -12,10 +21,8 @@ from demur.attacks.autoattack import (
     RejectAutoAttackEnsemble,
 )
 from demur.attacks.corruption import Corruption
-from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
 from demur.attacks.decision import HopSkipJump, RayS
-from demur.attacks.eot import EOTPGD
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives.classification import (
@@ -47,7 +54,7 @@ from demur.attacks.objectives.rejector import (
     TargetedScore,
     XiObjective,
 )
-from demur.attacks.pgd import PGD, FrankWolfe
+from demur.attacks.pgd import EOTPGD, PGD, FrankWolfe
 from demur.attacks.square import Square
 from demur.attacks.worst_score import WorstScore
 

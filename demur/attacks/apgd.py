@@ -12,10 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AttackBatch, Criterion, Misclassified
 from demur.attacks.attack_model import AttackModel, Gradient
 from demur.attacks.balls import L1, MAX_EPS, Ball
-from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
     AscentState,
     Found,

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.errors import BadInput, blamed, first_line, user_frames, user_line
 from demur.errors import NoGradientError as NoGradientError  # noqa: PLC0414  (exported)
 from demur.images import check_batch, clip_rounding
-from demur.nan_checks import deferred_checks, raise_if_invalid
+from demur.numerics import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
 from demur.rejectors.image_scores import ImageScoreModel, with_columns
 

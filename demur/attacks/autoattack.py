@@ -14,15 +14,21 @@ from torch import Tensor
 
 from demur import noise, progress
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack import (
+    AcceptedError,
+    Attack,
+    AttackBatch,
+    Criterion,
+    Misclassified,
+    Rejected,
+    RuleCriterion,
+)
 from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import L1, Ball
-from demur.attacks.criteria import AcceptedError, Criterion, Misclassified, Rejected, RuleCriterion
 from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.driver import Best, Found
-from demur.attacks.eot import EOTPGD, success_share
 from demur.attacks.fab import FAB
-from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
+from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD, within
 from demur.attacks.objectives.classification import (
     CE,
     DLR,
@@ -32,7 +38,7 @@ from demur.attacks.objectives.classification import (
     wrong_classes,
 )
 from demur.attacks.objectives.rejector import MarginProduct, MinMargin, RejectionObjective
-from demur.attacks.query_budget import within
+from demur.attacks.pgd import EOTPGD, success_share
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
 from demur.noise import Stream

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
 from demur.attacks.attack import Attack, AttackBatch
-from demur.data.cifar10c import CorruptionSource
-from demur.data.corruptions import SEVERITIES, SIZE, Bytes
+from demur.data.corruptions import SEVERITIES, SIZE, Bytes, CorruptionSource
 from demur.errors import BadInput
 from demur.noise import Stream
 from demur.spec.field_types import Condition

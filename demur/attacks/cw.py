@@ -12,11 +12,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AttackBatch, Criterion, FalseRejection, Misclassified
 from demur.attacks.attack_model import Model, checked
-from demur.attacks.criteria import Criterion, FalseRejection, Misclassified
-from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
-from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
+from demur.attacks.driver import (
+    Candidates,
+    Found,
+    IterativeAttack,
+    SearchState,
+    SuccessMargins,
+    confirmed_outward,
+    rounding_margins,
+)
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec.field_types import NonNegative, Positive, PositiveInt

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from demur import noise, progress
-from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack import Attack, AttackBatch, Criterion, Misclassified
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Found
 from demur.errors import BadInput
 from demur.images import per_image

@@ -1,7 +1,7 @@
 """FAB, the fast adaptive boundary attack (Croce and Hein 2020): a minimum-norm attack.
 
 Unlike the authors' code, it takes any criterion and any margin as objective, and the final search
-covers only images close enough to end inside the ball. `rounding.py` confirms every success.
+covers only images close enough to end inside the ball. `confirmed_outward` confirms every success.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,18 +10,25 @@ import torch
 from torch import Tensor
 
 from demur import noise, progress
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AttackBatch, Criterion, Misclassified
 from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L1, Ball, in_order
-from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState, default_interval
+from demur.attacks.driver import (
+    Candidates,
+    Found,
+    IterativeAttack,
+    SearchState,
+    SuccessMargins,
+    confirmed_outward,
+    default_interval,
+    rounding_margins,
+)
 from demur.attacks.objectives.classification import (
     Objective,
     ObjectiveState,
     TargetedMargin,
     UntargetedMargin,
 )
-from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import later

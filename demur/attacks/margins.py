@@ -1,8 +1,8 @@
-"""Attacks that see the margins of an accepted error one by one: wrong, and accepted by each score.
+"""Attacks that see the margins of an accepted error one by one; what attacks cost in queries.
 
-`MaxMinMargin` solves a linearised zero-sum game between the image and the weights of the margins in
-each step. `OrthogonalAPGD` follows the smallest margin and leaves the others unchanged to first
-order (after Bryniarski et al. 2022).
+The margins are "wrong" and "accepted by each score". `MaxMinMargin` solves a linearised zero-sum
+game between the image and the weights of the margins in each step. `OrthogonalAPGD` follows the
+smallest margin and leaves the others unchanged to first order (after Bryniarski et al. 2022).
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +14,9 @@ from torch.nn.functional import one_hot
 
 from demur.attacks import kernels
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack import AcceptedError, Attack, AttackBatch, RuleCriterion
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
 from demur.attacks.objectives.classification import CE, ObjectiveState
 from demur.attacks.objectives.rejector import MinMargin, SingleMargin
@@ -197,3 +196,38 @@ def orthogonal(grads: Tensor, chosen: Tensor) -> Tensor:
         remainder = remainder - (remainder * axis).sum(1, keepdim=True) * axis
     enough = remainder.norm(dim=1) > MIN_REMAINDER * full.norm(dim=1)
     return torch.where(per_image(enough, remainder), remainder, full)
+
+
+PASSES_PER_GRADIENT = 3  # forward passes that take about as long as a gradient query
+
+
+def cost(attack: Attack) -> float:
+    """Return the gradient queries of each image at most; three forward passes count as one."""
+    if len(attack.parts) == 1:  # a MultiTarget
+        own = vars(attack)
+        return cost(attack.parts[0]) * float((own.get("targets") or 1) * own.get("restarts", 1))
+    margins = 2 if isinstance(attack, MaxMinMargin | OrthogonalAPGD) else 1  # of a single score
+    return margins * attack.gradient_queries + attack.forward_queries / PASSES_PER_GRADIENT
+
+
+def within(members: dict[str, Attack], most: int | None) -> dict[str, Attack]:
+    """Return the attacks that fit into a number of gradient queries, with fewer targets or passes.
+
+    Raises BadInput if none fits.
+    """
+    if most is None:
+        return members
+    found, left = dict[str, Attack](), float(most)
+    for name, attack in members.items():
+        share = min(1.0, left / cost(attack))
+        fewer = {
+            field: int(share * (vars(attack).get(field) or 0)) for field in ("targets", "queries")
+        }
+        fitting = replace(attack, **{field: value for field, value in fewer.items() if value})
+        if cost(fitting) <= left:
+            found[name] = fitting
+            left -= cost(fitting)
+    if not found:
+        least = min(map(cost, members.values()))
+        raise BadInput(f"no attack needs as few as {most} queries; give at least {least:.0f}")
+    return found

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from demur import noise
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AttackBatch, Criterion, Misclassified
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L1, L2, Ball, Linf
-from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState
 from demur.attacks.objectives.classification import Objective, UntargetedMargin
 from demur.errors import BadInput

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from demur import noise, progress
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack import Attack, AttackBatch, RuleCriterion, is_wrong
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import Ball
-from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.driver import Best
 from demur.attacks.objectives.classification import wrong_classes
 from demur.attacks.objectives.rejector import TargetedLogScore, TargetedScore

@@ -20,7 +20,6 @@ from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore, RejectClassModel
 from demur.audits.audit_page import Curve, provenance, save
-from demur.audits.draws import is_random
 from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
@@ -28,16 +27,17 @@ from demur.audits.ensemble_result import (
     count_cell,
     entry,
     sanity_json,
+    verdict_of,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.flags import ASKED, implausible, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
-from demur.audits.verdict import verdict_of
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate.accepted_errors import WorstCaseRow
+from demur.evaluate.probing import is_random
 from demur.files.output_paths import check_output_folder
 from demur.guards.calibration import values
 from demur.images import check_batch
@@ -48,7 +48,7 @@ from demur.output import Output, outputs_in_batches, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
-from demur.sanity.grades import Grade, Verdict
+from demur.sanity.evidence import Grade, Verdict
 from demur.spec import Spec, show
 
 AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]

@@ -20,9 +20,9 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from demur.attacks import AttackBatch
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel
 from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState, MeanState
-from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.files.atomic import tensor_digest, write_bytes
 from demur.files.output_paths import check_output_file

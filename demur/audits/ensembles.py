@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import attacks
-from demur.attacks.attack import AttackBatch
+from demur.attacks.attack import AcceptedError, AttackBatch, Rejected, RuleCriterion
 from demur.attacks.attack_model import CheckedModel, Model, checked, on_outputs
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
@@ -33,9 +33,7 @@ from demur.attacks.autoattack import (
     check_version,
 )
 from demur.attacks.balls import ball_by_name
-from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
-from demur.attacks.query_budget import cost
-from demur.audits.draws import is_random
+from demur.attacks.margins import cost
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -62,9 +60,9 @@ from demur.audits.model_checks import (
 from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, NoGradientError
+from demur.evaluate.probing import is_random
 from demur.images import check_batch, pixels_of
-from demur.nan_checks import raise_deferred
-from demur.numerics import device_by_name
+from demur.numerics import device_by_name, raise_deferred
 from demur.sanity import CheckResult
 from demur.spec import show
 

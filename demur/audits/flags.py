@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
-from demur.audits.draws import with_same_draw
 from demur.audits.ensemble_result import EnsembleResult
+from demur.evaluate.probing import with_same_draw
 from demur.images import per_image
 from demur.metrics import wilson
 from demur.output import as_output, prediction

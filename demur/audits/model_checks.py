@@ -20,10 +20,10 @@ from demur.attacks import (
     SingleMargin,
     UntargetedMargin,
 )
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
 from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Linf
-from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks

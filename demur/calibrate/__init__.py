@@ -1,6 +1,5 @@
 """Thresholds of rejectors, chosen on held-out clean images, with and without a guarantee."""
 
-from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
 from demur.calibrate.certificate import (
     Certificate,
     Guarantee,
@@ -8,8 +7,8 @@ from demur.calibrate.certificate import (
     Uncertified,
     certify_threshold,
 )
-from demur.calibrate.chance import ChanceTest
 from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk
+from demur.metrics.intervals import ChanceTest, binomial_cdf, binomial_sf, lower_bound, upper_bound
 
 __all__ = [
     "OPERATING_POINTS", "TPR", "Certificate", "ChanceTest", "Coverage", "Guarantee", "Median",

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
-from demur.calibrate.threshold_path import ANY_SCORE, Counts, build_path, count_decisions
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.metrics.checks import IntArray, check_share, flags, floats, same_length
+from demur.metrics.intervals import binomial_cdf, binomial_sf, lower_bound, upper_bound
+from demur.metrics.thresholds import ANY_SCORE, Counts, build_path, count_decisions
 from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec, show
 

@@ -95,7 +95,7 @@ def audit(
 
     from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
-    from demur.audits.inputs import audit_images
+    from demur.audits.image_parts import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries
     from demur.numerics import device_by_name

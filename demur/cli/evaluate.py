@@ -205,7 +205,7 @@ def score(
     from demur.evaluate.certificates import retests
     from demur.recipes import rejectors_named
     from demur.report import terminal
-    from demur.report.certificates import show_retests
+    from demur.report.scored_runs import show_retests
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)

@@ -1,4 +1,4 @@
-"""demur list: names of every kind, and what a recipe or a run consists of."""
+"""demur list and verify: names of every kind, what a run is, whether stored results agree."""
 
 import json
 import shlex
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, app
+from demur.cli.app import AsJson, DataFolder, Device, app, option
 from demur.errors import BadInput, shorten, suggestion
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
-
 
 RUNS = "runs"
 ABOUT = {
@@ -109,7 +108,7 @@ def listings(
 ) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
-    from demur.runs.zoo import zoo_folder
+    from demur.runs.run import zoo_folder
     from demur.spec import Spec
     from demur.spec import show as text_of
     from demur.spec.importing import classes_in, modules_named
@@ -218,3 +217,35 @@ def _show_run(run: Any) -> None:
         typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")
     for record in run.records():
         typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.metadata['spec']}")
+
+
+@app.command()
+def verify(
+    path: Annotated[
+        str, typer.Argument(help="A run, archive, guard, record or state, or a folder of these.")
+    ],
+    n: Annotated[
+        int, option("Images of each record to attack again, with weights.", "--n", min=0)
+    ] = 8,
+    key: Annotated[
+        str | None, option("Public key (PEM) of whoever signed it.", shown="no signature")
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Check that stored results agree with each other.
+
+    Example: demur verify runs/digits-pgdat-rr --n 20
+    """
+    from demur.verification import verify as verify_path
+
+    found = verify_path(path, n=n, key=key, device=device, data_folder=Path(data) if data else None)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    for line in [*map(str, found.findings), *found.lines()] if not as_json else ():
+        typer.echo(line)
+    if found.findings:
+        count = len(found.findings)
+        typer.echo(f"demur: {count} finding{'s'[: count - 1]} in {path}", err=True)
+        raise typer.Exit(2)

@@ -1,18 +1,131 @@
-"""demur report: one page about runs."""
+"""demur compare, sweep, report and demo: tables and pages about runs."""
 
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, Verify, app, option, rejectors_option
-from demur.cli.evaluate import load_run, score_run, score_worst_cases
+from demur.cli.app import (
+    DataFolder,
+    Device,
+    FirstN,
+    TableFormat,
+    Verify,
+    app,
+    number,
+    option,
+    rejectors_option,
+    unset,
+)
+from demur.cli.evaluate import (
+    RunName,
+    attack_all,
+    load_run,
+    main_rejectors,
+    score_run,
+    score_worst_cases,
+)
+from demur.cli.train import train_run, with_data
 from demur.errors import BadInput
-from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
+from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream, output_folder
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
-    from demur.report.scored_run import ScoredRun
+    from demur.report.scored_runs import ScoredRun
+
+
+@app.command()
+def compare(
+    run: RunName,
+    attacks: Annotated[
+        list[str], typer.Argument(metavar="ATTACK [ATTACK]", help="Stored attacks, by their names.")
+    ],
+    rejector: Annotated[
+        list[str] | None, rejectors_option("One, or two as A,B, at the same TPR")
+    ] = None,
+    against: Annotated[str | None, unset("Another run, for a comparison of nets.")] = None,
+    tpr: Annotated[float, number("Of the thresholds, on clean cal images.")] = 0.95,
+    split: Annotated[str, option("fit, val, cal or test.")] = "test",
+    form: TableFormat = "text",
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Compare two attacks, two rejectors or two nets image by image, from stored records.
+
+    Example: demur compare digits-pgdat-rr pgd-20 adaptive --rejector R-Con
+    """
+    from demur.evaluate import compare as compare_records
+    from demur.report import terminal
+
+    net = load_run(run, device, data)
+    other = load_run(against, device, data) if against is not None else None
+    rows = compare_records(net, attacks, rejector or (), other, tpr, split)
+    with terminal.tables_as(form):
+        terminal.show_table(terminal.paired_table(rows))
+
+
+@app.command()
+def sweep(
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="Names of recipes, or @FILE.")
+    ],
+    settings: Annotated[
+        list[str] | None, unset("Values to try, as KEY=VALUE,VALUE; may be repeated.", "--set")
+    ] = None,
+    seeds: Annotated[int, option("Trainings per recipe, seeds 0, 1, ...", min=1)] = 1,
+    attack: Annotated[
+        list[str] | None, option("Attack on each net.", shown="clean and pgd-20")
+    ] = None,
+    rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
+    n: FirstN = None,
+    form: TableFormat = "text",
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Train, attack and score recipes with several seeds, in one table; resumes where it stopped.
+
+    Each net has a folder in runs/, named after its recipe and the digest of its settings.
+
+    Example: demur sweep digits-pgdat-rr @mine.txt --set method.tau=0.25,0.5 --seeds 3
+    """
+    from demur.cli.progress import on_message
+    from demur.evaluate import RecordOptions
+    from demur.recipes import attack as attack_named
+    from demur.recipes import attack_group
+    from demur.report import terminal
+    from demur.report.scored_runs import score_net, sweep_entries, sweep_table
+    from demur.runs import run_folder
+
+    entries, texts = sweep_entries(recipes, settings or ()), attack or ["clean", "pgd-20"]
+    for (_, made), text in product(entries.values(), texts):  # wrong names raise before any work
+        _ = [attack_named(one, made) for one in attack_group(text)]
+    rows, missing, where = [], list[str](), Path(data) if data else None
+    for (name, (source, made)), seed in product(entries.items(), range(seeds)):
+        chosen = replace(made, seed=seed)
+        folder = run_folder(source, chosen, changed=True)
+        on_message(f"{folder.name}: {name}, seed {seed}")
+        try:
+            train_run(with_data(chosen, where), folder, device, where)
+            loaded = load_run(str(folder), device, data)
+            records = attack_all(loaded, texts, RecordOptions(n=n))
+            found, warnings = score_net(name, seed, loaded, records, rejector or ())
+        except BadInput as error:
+            found, warnings = [], [str(error)]
+            missing.append(f"{folder.name}: {error}")
+        rows += found
+        for sentence in warnings:
+            on_message(f"{folder.name}: {sentence}")
+    first, (_, made) = next(iter(entries.items()))
+    if rows:
+        with terminal.tables_as(form):
+            terminal.show_table(sweep_table(rows, (first, made.head_rejector[0])))
+    if missing:
+        total = len(entries) * seeds
+        raise BadInput(f"{len(missing)} of {total} nets have no results; {missing[0]}")
+
 
 RunNames = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="One to six run folders, or names in runs/.")
@@ -40,9 +153,8 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
-    from demur.report.figures import check_installed
-    from demur.report.page import write_page
-    from demur.report.scored_run import MAX_RUNS
+    from demur.report.page import check_installed, write_page
+    from demur.report.scored_runs import MAX_RUNS
 
     if len(runs) > MAX_RUNS:
         raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
@@ -61,9 +173,64 @@ def report(
 def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "ScoredRun":
     """Return a run with its test records scored; raise BadInput where it has none."""
     from demur.recipes import rejectors_named
-    from demur.report.scored_run import ScoredRun
+    from demur.report.scored_runs import ScoredRun
 
     recipe = loaded.run.recipe
     every = recipe.rejectors() | rejectors_named(rejectors or (), recipe)
     evaluation, scored = score_run(loaded, every)
     return ScoredRun(loaded, evaluation, scored, score_worst_cases(loaded, evaluation))
+
+
+RECIPE = "digits-pgdat-rr"
+ATTACKS = ["clean", "pgd-20", "adaptive"]
+SUMMARY = """\
+A net of 80 thousand weights, trained with PGD-AT + RR on 1,150 digits, measured
+on 300 test images. Thresholds keep 95% of the correct predictions on 197 clean
+images and are frozen before any attack. "adaptive" attacks R-Con itself."""
+
+
+@app.command()
+def demo(
+    out: Annotated[str, option("The run folder.", callback=output_folder("run"))] = "runs/demo",
+    epochs: Annotated[
+        int | None, option("Train for fewer epochs.", min=1, shown="of the recipe")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Train, attack, calibrate and report on the embedded digits, in two minutes.
+
+    Example: demur demo --device cpu
+    """
+    from demur.evaluate import RecordOptions
+    from demur.recipes import recipe
+    from demur.report.page import write_page
+    from demur.report.scored_runs import ScoredRun
+    from demur.report.terminal import show_table, verdict_table
+
+    changes = [f"epochs={epochs}"] if epochs else []
+    run = train_run(recipe(RECIPE, changes), Path(out), device, None)
+    loaded = load_run(str(run.path), device, None)
+    attack_all(loaded, ATTACKS, RecordOptions())
+    certificate = _certificate(loaded)
+    evaluation, scored = score_run(loaded)
+    page = "none without the report extra: pip install 'demur[report]'"
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        page = str(write_page([ScoredRun(loaded, evaluation, scored)], Path(out) / "report.html"))
+    typer.echo(f"\n{SUMMARY}")
+    names = [name for name in main_rejectors(loaded) if name != "A"]
+    show_table(verdict_table(scored, names))
+    typer.echo(f"{certificate}\nPage: {page}   All figures: demur score {run.path} --all")
+
+
+def _certificate(loaded: "LoadedRun") -> str:
+    """Return the certificate of a risk of at most 5%, or why there is none."""
+    from textwrap import fill
+
+    from demur.calibrate import Risk, Uncertified
+    from demur.evaluate.certificates import issue
+
+    try:
+        certificate = issue(loaded, "R-Con", Risk(0.05))
+    except Uncertified as reason:
+        return fill(f"No certificate: {reason}", 80, subsequent_indent="  ")
+    return f"Certificate for clean images, R-Con:\n  {certificate.metadata['sentence']}"

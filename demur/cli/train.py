@@ -1,4 +1,4 @@
-"""demur train, and demur retrofit for a head on somebody's net."""
+"""demur train, demur retrofit for a head on somebody's net, and demur data get."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, option, split_names
-from demur.errors import BadInput
+from demur.errors import BadInput, suggestion
 from demur.files.output_paths import output_folder
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def train_run(
     from demur.runs import Run
     from demur.training import check_trainable
     from demur.training import train as train_recipe
-    from demur.training.expectation import expectations
+    from demur.training.step import expectations
 
     check_engine(engine)
     if not launched():  # else rank 0 checks: the others may not share its disk
@@ -158,7 +158,7 @@ def retrofit(
     Example: demur retrofit my_nets:load data=photos size=64
     """
     from demur.cli.evaluate import load_run
-    from demur.cli.export import report_guard
+    from demur.cli.guard import report_guard
     from demur.cli.progress import CountBar, on_message
     from demur.guards import Guard
     from demur.guards.bundle import check_target
@@ -185,3 +185,44 @@ def retrofit(
     module = model.partition(":")[0]
     serve = shlex.join(["demur", "serve", str(bundle)])
     on_message(f"its net is your code, so allow that: DEMUR_MODULES={module} {serve}")
+
+
+data_app = typer.Typer(
+    name="data",
+    help="Download a published data set.\n\nExample: demur data get cifar10",
+    no_args_is_help=True,
+)
+app.add_typer(data_app, hidden=True)  # error messages and the guides name it
+
+MB = 10**6
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")], data: DataFolder = None
+) -> None:
+    """Download a data set from its authors, or check the files that are there.
+
+    Example: demur data get cifar10 --data datasets
+    """
+    from demur.cli.progress import CountBar, on_message
+    from demur.data import cifar
+    from demur.files.atomic import exclusive_lock
+    from demur.files.output_paths import check_output_folder
+
+    if (published := cifar.PUBLISHED.get(name)) is None:
+        known = suggestion(name, cifar.PUBLISHED)
+        raise BadInput(f"no data set to download is called {name!r}; {known}")
+    folders = cifar.search_folders(Path(data) if data else None)
+    if not folders:
+        raise BadInput("there is no home folder for data; name a folder with --data DIR")
+    folder = folders[0]
+    found, origin = cifar.find_complete(published, folder), "already there and complete"
+    if found is None:
+        check_output_folder(str(folder))
+        with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
+            found = cifar.download(
+                published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
+            )
+        origin = f"fetched from {published.archive}"
+    on_message(f"{published.title} is in {found}: {origin}")

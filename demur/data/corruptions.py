@@ -1,4 +1,4 @@
-"""The 15 corruptions of CIFAR-10-C at 5 severities, made from 32 x 32 images.
+"""The 15 corruptions of CIFAR-10-C at 5 severities: released files, or made from 32 x 32 images.
 
 The constants are those of the authors' script for CIFAR-10-C; ImageNet-C has others. The script has
 no seed, so generated images differ from the released ones. Frost differs most: the authors crop
@@ -7,13 +7,16 @@ photographs of frost, which demur replaces by procedural textures.
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from demur.errors import BadInput, import_optional, suggestion
+from demur.data.cifar import CIFAR10, search_folders
+from demur.errors import BadInput, bad_input, import_optional, suggestion
 from demur.files.image_files import import_pillow
 
 # Blurs, warps and textures use no BLAS, so that a value just below a whole number is the same
@@ -375,3 +378,51 @@ _CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, An
 CORRUPTIONS = tuple(_CORRUPTIONS)
 _NOT_IN_PAPER = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "pixelate")
 PAPER_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in _NOT_IN_PAPER)  # table 3
+
+
+FOLDER = "CIFAR-10-C"
+RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedural texture"
+GET_AGAIN = f"delete it and unpack {FOLDER}.tar again"
+
+
+@dataclass(frozen=True)
+class CorruptionSource:
+    """Where images under one corruption come from: a released file, or the generator."""
+
+    name: str
+    path: Path | None = None  # of the released images
+
+    @property
+    def kind(self) -> str:
+        if self.path is not None:
+            return RELEASED
+        return PROCEDURAL if self.name == "frost" else GENERATED
+
+    def corrupt(self, pixels: Bytes, index: NDArray[Any], severity: int, seed: int = 0) -> Bytes:
+        """Corrupted copies of images (N, 32, 32, 3); released ones are found by their index."""
+        check_request(self.name, severity)
+        if self.path is None:
+            return corrupt(pixels, self.name, severity, index, seed)
+        released = _read_released(self.path, severity)
+        first = CIFAR10.published.images - len(released)  # the test images come last
+        return np.array(released[index - first])
+
+
+def find_source(folder: Path | None, name: str, released: bool = True) -> CorruptionSource:
+    """Return the source of a corruption: a released file if there is one and `released` is true."""
+    places = (place for base in search_folders(folder) for place in (base / FOLDER, base))
+    paths = (place / f"{name}.npy" for place in places if released)
+    return CorruptionSource(name, next((path for path in paths if path.is_file()), None))
+
+
+def _read_released(path: Path, severity: int) -> Bytes:
+    count = CIFAR10.published.layouts[0].parts[-1].images
+    shape = (count * len(SEVERITIES), SIZE, SIZE, 3)
+    # a damaged header raises TokenError, SyntaxError, BadZipFile and others
+    with bad_input(f"{path} is not a complete NumPy array; {GET_AGAIN}"):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.uint8:
+        raise BadInput(
+            f"{path} must contain uint8 values of shape {' x '.join(map(str, shape))}; {GET_AGAIN}"
+        )
+    return array[(severity - 1) * count : severity * count]

@@ -22,11 +22,11 @@ from demur.attacks.attack_model import (
     PlainModel,
     checked,
 )
-from demur.engine.copies import Query
-from demur.engine.fast_copy import (
+from demur.engine.copies import (
     CannotCopy,
     CopySettings,
     FastCopy,
+    Query,
     check_copyable,
     pure_bf16_pays,
 )
@@ -35,8 +35,7 @@ from demur.engine.graphs import QueryGraphs, cudnn_benchmark
 from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, first_line
 from demur.images import check_batch
-from demur.nan_checks import deferred_checks
-from demur.numerics import no_autocast, tf32
+from demur.numerics import deferred_checks, no_autocast, tf32
 from demur.output import Output, as_output
 
 ModelEngine = Literal["auto", "plain"]

@@ -22,7 +22,7 @@ from demur.engine.copies import (
 )
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.nets import RejectingNet
-from demur.nets.resnet import Block, ResidualTrunk, global_average_pool
+from demur.nets.architectures import Block, ResidualTrunk, global_average_pool
 from demur.numerics import Precision, autocast, no_autocast
 from demur.output import Output
 

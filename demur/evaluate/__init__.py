@@ -2,7 +2,7 @@
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
-from demur.evaluate.paired_counts import PairedCounts, compare, paired_shares
+from demur.evaluate.paired_differences import PairedCounts, compare, paired_shares
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import (

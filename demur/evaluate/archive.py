@@ -21,9 +21,8 @@ from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
-from demur.files.atomic import replace_folder, write_json
+from demur.files.atomic import check_private_key, replace_folder, sign_folder, write_json
 from demur.files.output_paths import check_output_folder
-from demur.files.signatures import check_private_key, sign_folder
 from demur.progress import ignore
 from demur.recipes import Recipe
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from demur.attacks import Clean, Corruption, PlusLogScore, WorstScore
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.attack import RuleCriterion
 from demur.errors import BadInput
 from demur.evaluate.record_scores import values
 from demur.recipes import rejector_name

@@ -23,7 +23,7 @@ from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.balls import L2, Linf
 from demur.calibrate import ChanceTest
 from demur.data import CIFAR10, Images, SplitName, Splits
-from demur.data.cifar10c import CorruptionSource, find_source
+from demur.data.corruptions import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
@@ -31,9 +31,8 @@ from demur.evaluate.binding import BoundSpec, resolve_thresholds
 from demur.evaluate.probing import probe
 from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
-from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
-from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
+from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision
 from demur.output import Output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
 from demur.rejectors import ImageRejector

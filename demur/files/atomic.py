@@ -1,6 +1,9 @@
-"""Bounded reads, atomic writes, digests that detect damage, and one writer per folder.
+"""Bounded reads, atomic writes, digests that detect damage, signatures, one writer per folder.
 
-A kill leaves the old file or the new one; BadInput names a file whose bytes changed.
+A kill leaves the old file or the new one; BadInput names a file whose bytes changed. Weights may be
+stored with 8 bits a number: a large tensor becomes int8 with one scale for each output channel,
+every other one fp16. A digest finds accidents. Only a signature (`model.sig`, by OpenSSF
+model-signing) shows that a folder is from the owner of a key.
 """
 
 import errno
@@ -12,7 +15,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,9 +29,42 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from demur.errors import BadInput, bad_input
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
-from demur.files.quantised import restore
+
+SCALE = ".int8_scale"  # suffix of the name of the scales of a tensor
+LARGE = 50_000  # numbers of a tensor from which on it is stored with 8 bits
+INT8_STEPS = 127
+
+
+def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for `restore`; tensors of integers are left as they are."""
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= LARGE:
+            scale = (
+                tensor.float().flatten(1).abs().amax(1).clamp(min=torch.finfo().tiny) / INT8_STEPS
+            )
+            small[name] = (tensor.float() / _per_channel(scale, tensor)).round().to(torch.int8)
+            small[name + SCALE] = scale
+        else:
+            small[name] = tensor.half() if tensor.is_floating_point() else tensor
+    return small
+
+
+def restore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with every int8 one that has scales in fp32 again; a copy without the scales."""
+    full = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name, tensor in full.items():
+        scale = tensors.get(name + SCALE)
+        if scale is not None and scale.shape == tensor.shape[:1]:
+            full[name] = tensor.float() * _per_channel(scale, tensor)
+    return full
+
+
+def _per_channel(scale: Tensor, tensor: Tensor) -> Tensor:
+    return scale.view(-1, *[1] * (tensor.ndim - 1))
+
 
 MEGABYTE = 1 << 20
 TEMPORARY_FILES = ".*.tmp"
@@ -294,3 +330,63 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+SIGNATURE = "model.sig"
+UNSIGNED = (SIGNATURE, ".lock")  # the lock file is empty and not read
+PASSWORD = "DEMUR_KEY_PASSWORD"
+MAX_SIGNATURE = 8 * MEGABYTE
+MAX_KEY = MEGABYTE
+
+
+def check_private_key(name: str | Path | None) -> None:
+    """Raise BadInput if a key cannot sign; called before any work."""
+    if name is not None:
+        _signer(Path(name))
+
+
+def sign_folder(folder: Path, private_key: str | Path) -> None:
+    """Write the signature of all files of a folder into it."""
+    signer = _signer(Path(private_key))
+    signer.set_hashing_config(_hashing()).sign(folder, folder / SIGNATURE)
+
+
+def check_signature(folder: Path, public_key: str | Path) -> None:
+    """Raise BadInput unless a folder has a signature by this key and no file changed since."""
+    signing = _library()
+    read_regular_file(Path(public_key), MAX_KEY, "name a public key in a PEM file")
+    # cryptography raises its own errors for whatever is no such key
+    with bad_input(f"{public_key} is not a public elliptic-curve key in a PEM file; name another"):
+        verifier = signing.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    if not (folder / SIGNATURE).exists():
+        raise BadInput(f"{folder} is not signed: {SIGNATURE} is missing; ask for a signed copy")
+    read_regular_file(folder / SIGNATURE, MAX_SIGNATURE, "ask for a signed copy")
+    try:
+        with redirect_stdout(sys.stderr):  # it prints warnings, which would spoil JSON
+            verifier.set_hashing_config(_hashing()).verify(folder, folder / SIGNATURE)
+    except Exception as error:  # of the library, of cryptography, and of parsers of the file
+        reason = first_line(error) if isinstance(error, ValueError) else type(error).__name__
+        raise BadInput(
+            f"the signature of {folder} does not hold: {shorten(reason)}; ask for another copy"
+        ) from None
+
+
+def _signer(private_key: Path) -> Any:
+    signing = _library()
+    content = read_regular_file(private_key, MAX_KEY, "name a private key in a PEM file")
+    password = os.environ.get(PASSWORD, "").encode() if b"ENCRYPTED" in content else None
+    with bad_input(
+        f"{private_key} is not a private elliptic-curve key (P-256, P-384 or P-521) in a PEM "
+        f"file, or {PASSWORD} is not its password; name another"
+    ):
+        new = signing.signing.Config()
+        return new.use_elliptic_key_signer(private_key=private_key, password=password)
+
+
+def _hashing() -> Any:
+    """How files are hashed: all but the signature itself and a lock; a link is an error."""
+    return _library().hashing.Config().set_ignored_paths(paths=UNSIGNED)
+
+
+def _library() -> Any:
+    return import_optional("model_signing", "signatures need model-signing", "'demur[sign]'")

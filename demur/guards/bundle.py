@@ -17,14 +17,22 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput, bad_input, shorten
 from demur.files import atomic
-from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
+from demur.files.atomic import (
+    SIGNATURE,
+    check_private_key,
+    check_signature,
+    read_tensors,
+    replace_folder,
+    sign_folder,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from demur.files.output_paths import check_output_folder
-from demur.files.signatures import SIGNATURE, check_private_key, check_signature, sign_folder
 from demur.guards.calibration import GuardScore, on_device
 from demur.guards.decision import BaseGuard, BuiltFrom
+from demur.guards.export import export_onnx, model_card
 from demur.guards.inputs import Shape
-from demur.guards.model_card import model_card
-from demur.guards.onnx_export import export_onnx
 from demur.images import Domain
 from demur.methods import Head
 from demur.nets import NetSpec, RejectingNet

@@ -22,9 +22,9 @@ from demur.calibrate import (
     lower_bound,
     upper_bound,
 )
-from demur.calibrate.threshold_path import ANY_SCORE
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
+from demur.metrics.thresholds import ANY_SCORE
 from demur.output import Output, check_logits, prediction
 from demur.recipes import short_name
 from demur.rejectors import Coupled, FittedScore, ImageRejector, OutputScore, Rejector

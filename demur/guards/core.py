@@ -29,8 +29,8 @@ from demur.guards.calibration import (
     shown_temperature,
 )
 from demur.guards.decision import BATCH_SIZE, BaseGuard, BuiltFrom
+from demur.guards.export import export_onnx
 from demur.guards.inputs import Shape, image_digests, read_images
-from demur.guards.onnx_export import export_onnx
 from demur.images import check_batch
 from demur.methods import Head
 from demur.nets import NetSpec

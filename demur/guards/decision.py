@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.calibrate.threshold_path import ANY_SCORE
 from demur.errors import shorten
 from demur.files.atomic import tensor_digest
 from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
 from demur.guards.inputs import Shape, read_images
 from demur.methods import Head
+from demur.metrics.thresholds import ANY_SCORE
 from demur.nets import NetSpec
 from demur.nets.net import LogitsOnly
 from demur.output import Output, as_output, log_probabilities, prediction

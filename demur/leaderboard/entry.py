@@ -29,7 +29,7 @@ from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, as_score
 from demur.runs import Record, Run
 from demur.spec import digest, read, show, specs_in
-from demur.verification.certificates import WRONG, differs
+from demur.verification.results import WRONG, differs
 
 VERSION = 1  # of the format
 LEVELS = (0.95, 0.9, 0.8)  # TPR on clean images

@@ -12,7 +12,7 @@ from demur.files.atomic import replace_folder, write_text
 from demur.files.output_paths import check_output_folder
 from demur.leaderboard.entry import Entry, problems, read_entry
 from demur.metrics import wilson
-from demur.report.figures import check_installed
+from demur.report.page import check_installed
 from demur.report.terminal import percent
 
 MARK = '<meta name="generator" content="demur leaderboard">'

@@ -13,8 +13,16 @@ from demur.methods.frameworks import (
     attack_mode,
 )
 from demur.methods.heads import RR, Head, NoHead
-from demur.methods.labels import ADR, HardLabels, Labels, LabelSmoothing
-from demur.methods.method import Method, OneCycle, Piecewise, Schedule
+from demur.methods.method import (
+    ADR,
+    HardLabels,
+    Labels,
+    LabelSmoothing,
+    Method,
+    OneCycle,
+    Piecewise,
+    Schedule,
+)
 
 FRAMEWORKS: list[type[Framework]] = [Standard, PGDAT, TRADES, CCAT]
 HEADS: list[type[Head]] = [NoHead, RR, EBD, SNet, ATRO, CARL]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from demur.attacks import CE, Objective, RRLoss
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework
-from demur.nets.layers import Norm1d
+from demur.nets.net import Norm1d
 from demur.output import ACCEPT, AuxColumn, Output, prediction
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
 from demur.rejectors.certainty import Construction, RRLossKind, rr_loss_per_image, tcon

@@ -11,6 +11,7 @@ from demur.metrics.intervals import (
 )
 from demur.metrics.rejection import (
     OperatingStats,
+    WorstCase,
     accuracy,
     augrc,
     aurc,
@@ -28,7 +29,6 @@ from demur.metrics.rejection import (
     stats_of_verdicts,
 )
 from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
-from demur.metrics.worst_case import WorstCase
 
 __all__ = [
     "BoolArray", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",

@@ -1,8 +1,7 @@
 """Nets: from images in [0, 1], of shape N, C, H, W, to an Output."""
 
-from demur.nets.factory import FactoryNet
+from demur.nets.architectures import FactoryNet, ResNet8, ResNet18, WideResNet
 from demur.nets.net import NetSpec, RejectingNet, Trunk
-from demur.nets.resnet import ResNet8, ResNet18, WideResNet
 
 NETS: tuple[type[NetSpec], ...] = (ResNet8, ResNet18, WideResNet, FactoryNet)
 

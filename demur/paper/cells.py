@@ -26,7 +26,6 @@ from demur.errors import BadInput
 from demur.evaluate import RecordOptions, RejectorEvaluation, tcon_of, values
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
-from demur.paper.distortion import distances_of, paper_mean_distance
 from demur.paper.paper_runs import (
     RUNS_IN_MEMORY,
     Need,
@@ -36,6 +35,7 @@ from demur.paper.paper_runs import (
 )
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
+from demur.paper.studies import distances_of, paper_mean_distance
 from demur.recipes import VOCABULARY, Recipe, attack
 from demur.rejectors import REFERENCE_RIDGE_NAME, Rejector
 from demur.rejectors.rule import Score

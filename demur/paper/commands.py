@@ -217,8 +217,7 @@ def _whole_page(
     cells: "list[Cell]", command: str, source: "RunSource", scales: tuple[str, ...]
 ) -> str:
     """The page of all tables, with the conclusions of the folder, disagreements and verdicts."""
-    from demur.paper.disagreements import disagreement_section
-    from demur.paper.pages import results_page
+    from demur.paper.pages import disagreement_section, results_page
 
     conclusions = source.folder / "conclusions.md"
     text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
@@ -310,7 +309,7 @@ def figure(
         figures_by_name,
     )
     from demur.paper.paper_runs import RunSource
-    from demur.report.figures import check_installed
+    from demur.report.page import check_installed
 
     if not names:
         _print_names({one.name: f"Figure {one.number}: {one.title}" for one in FIGURES.values()})

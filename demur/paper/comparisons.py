@@ -23,7 +23,7 @@ from demur.evaluate import (
     Row,
     ScoredRecord,
 )
-from demur.evaluate.seeds import Mean, mean_of, paired
+from demur.evaluate.paired_differences import Mean, mean_of, paired
 from demur.metrics import Difference
 from demur.paper.paper_runs import Failure, Need, StoredRuns
 from demur.paper.published import PAPER_TABLES, PaperRow

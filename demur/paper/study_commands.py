@@ -135,7 +135,7 @@ def distortion(
     from demur.attacks import Clean
     from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.paper.distortion import (
+    from demur.paper.studies import (
         default_attacks,
         distances,
         distortion_attack,
@@ -173,7 +173,7 @@ def probes(
 
     Example: demur paper study probes digits-pgdat-rr
     """
-    from demur.paper.probes import probe_scores, probe_sentence, why_unprobed
+    from demur.paper.studies import probe_scores, probe_sentence, why_unprobed
     from demur.report.terminal import show_scores, terminal
 
     evaluation, scored = score_run(load_run(run, device, data))

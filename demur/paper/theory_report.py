@@ -28,7 +28,7 @@ from demur.paper.theory import (
     WorstCaseXi,
     outputs_at,
 )
-from demur.report.figures import check_installed
+from demur.report.page import check_installed
 from demur.report.plot import CORRECT, FAINT, INK, MOST_POINTS, WRONG, drawing, saved
 from demur.report.terminal import percent, show_table, terminal
 from demur.runs import Record, Run

@@ -1,7 +1,16 @@
 """Rejectors: scores of a net's output, higher for predictions to accept."""
 
-from demur.rejectors.covariance import GDA, GMM, GDAStar, ViM
-from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid
+from demur.rejectors.feature_scores import (
+    GDA,
+    GMM,
+    KD,
+    KNN,
+    LID,
+    REFERENCE_RIDGE_NAME,
+    GDAStar,
+    ViM,
+    paper_grid,
+)
 from demur.rejectors.image_scores import CPR, Consistency, ImageRejector
 from demur.rejectors.output_scores import (
     AcceptProbability,
@@ -13,11 +22,11 @@ from demur.rejectors.output_scores import (
     MaxLogit,
     ModelScore,
     OutputScore,
+    PerClass,
     RCon,
     Rectifier,
     SoftmaxMargin,
 )
-from demur.rejectors.per_class import PerClass
 from demur.rejectors.rule import FittedScore, Rejector, Score, TooFewImages
 
 # Every rejector: in `demur list`, in `demur score`, in the tests and in the documentation.

@@ -1,4 +1,4 @@
-"""Scores that are read off the net's output and need no fitting, and pairs of scores."""
+"""Scores that are read off the net's output and need no fitting, and combinations of scores."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from demur.errors import BadInput
+from demur.metrics import threshold_at_tpr
 from demur.output import (
     ABSTAIN,
     ACCEPT,
@@ -20,6 +21,7 @@ from demur.output import (
     label_entry,
     log_probabilities,
     mask_label,
+    prediction,
 )
 from demur.rejectors.certainty import (
     certainty,
@@ -31,8 +33,9 @@ from demur.rejectors.certainty import (
     rcon,
     rectifier_logit,
 )
-from demur.rejectors.rule import Rejector, Rule, Score, as_score
-from demur.spec.field_types import Positive
+from demur.rejectors.rule import FeatureRejector, Rejector, Rule, Score, TooFewImages, as_score
+from demur.spec import show
+from demur.spec.field_types import Positive, UnitInterval
 
 MIN_THRESHOLD = 1e-300  # smallest threshold of which a logit is taken
 
@@ -311,3 +314,62 @@ def _logit(t: float) -> float:
     # 1 - 2^-25 is the smallest number that rounds to 1 in fp32
     t = max(t, MIN_THRESHOLD) if t < 1 else 1 - 2**-25
     return math.log(t) - math.log1p(-t)
+
+
+MIN_IMAGES = 20  # correct ones of a class
+
+
+@dataclass(frozen=True)
+class PerClass(FeatureRejector):
+    """A score minus a threshold of its own for each predicted class.
+
+        value = score(out) - t_k    for the prediction k
+
+    t_k accepts the share `tpr` of the correct fit images of class k. One threshold near 0 then
+    rejects all classes alike, also one whose scores are low. It is chosen as for any score, and
+    its guarantee is about all classes together.
+
+    Args:
+        score: A score that needs no fitting.
+        tpr: The share of the correct predictions of each class that scores at least t_k.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, PerClass
+        >>> z = 4 * torch.eye(2).repeat(50, 1)
+        >>> out = Output(z, z[:, :0], z[:, :0])
+        >>> PerClass().fit(out, z.argmax(1))(out).amax()
+        tensor(0.)
+    """
+
+    arrays = ("thresholds",)  # C
+    reads_features: ClassVar[bool] = False
+    score: Rejector = Con()
+    tpr: UnitInterval = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.score, OutputScore):
+            raise BadInput(f"PerClass takes a score that needs no fitting, not {show(self.score)}")
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, Rejector]:
+        return {}  # a choice of the user
+
+    def fit_arrays(self, out: Output, y: Tensor) -> tuple[Tensor, ...]:
+        found = self.score.fit(out, y)(out)
+        values, right = found.double().cpu().numpy(), (prediction(out) == y).cpu().numpy()
+        thresholds = []
+        for label in range(out.logits.shape[1]):
+            correct = right & (y == label).cpu().numpy()
+            if correct.sum() < MIN_IMAGES:
+                raise TooFewImages(
+                    f"PerClass needs {MIN_IMAGES} correct fit images of each class; class {label} "
+                    f"has {correct.sum()}"
+                )
+            thresholds.append(threshold_at_tpr(values, correct, self.tpr))
+        return (found.new_tensor(thresholds),)
+
+    def score_features(self, out: Output, *arrays: Tensor) -> Tensor:
+        assert isinstance(self.score, OutputScore)
+        return self.score(out) - arrays[0].to(out.logits.device)[prediction(out)]

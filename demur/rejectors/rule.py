@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.errors import BadInput
-from demur.nan_checks import raise_if_invalid
-from demur.numerics import no_autocast
+from demur.numerics import no_autocast, raise_if_invalid
 from demur.output import AuxColumn, Output, as_output, prediction
 from demur.spec import Spec, required_fields
 

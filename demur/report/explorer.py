@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from demur.calibrate.threshold_path import ANY_SCORE
 from demur.evaluate import ORACLE, ScoredRecord, tcon_of, values
 from demur.evaluate.certificates import IssuedCertificate, issued_certificates
 from demur.evaluate.record_scores import can_score, has_tcon
+from demur.metrics.thresholds import ANY_SCORE
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
-from demur.report.scored_run import NO_DATA, ScoredRun, attacked_images, clean_images
+from demur.report.scored_runs import NO_DATA, ScoredRun, attacked_images, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
 

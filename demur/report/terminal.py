@@ -32,7 +32,7 @@ from demur.evaluate import (
     ScoredRecord,
 )
 from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
-from demur.evaluate.seeds import Mean
+from demur.evaluate.paired_differences import Mean
 from demur.files.tables import TextTable, write_tables
 from demur.metrics import Difference, Interval
 from demur.recipes import RECIPES, attack

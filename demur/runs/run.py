@@ -1,9 +1,12 @@
 """A run folder: a recipe, the weights trained from it, and the records of attacks on them.
 
-docs/reference/files.md describes the files.
+docs/reference/files.md describes the files. Trained nets that come with demur are run folders with
+quantised weights, and records of attacks on exactly these weights. They lie in `zoo/` of a
+checkout; the environment variable DEMUR_ZOO names another folder.
 """
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -34,8 +37,21 @@ from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
 from demur.runs.record import REMEDY, Record, Records, read_record, record_path
-from demur.runs.zoo import zoo_folder, zoo_names
 from demur.spec import check_readable, differences, digest, lines
+
+ZOO_VARIABLE = "DEMUR_ZOO"
+
+
+def zoo_folder() -> Path:
+    """The folder of the nets, which need not exist."""
+    beside_package = Path(__file__).parents[2] / "zoo"
+    return Path(os.environ.get(ZOO_VARIABLE) or beside_package)
+
+
+def zoo_names() -> list[str]:
+    """The names of the nets, in alphabetical order."""
+    return sorted(path.parent.name for path in zoo_folder().glob("[!.]*/model.safetensors"))
+
 
 MAX_METRICS = 64 * MEGABYTE
 LISTING = "data.csv"

@@ -1,17 +1,22 @@
-"""Records prepared for the sanity checks: parsed attacks, paired images and cached scores."""
+"""The grades of a verdict, and records prepared for the sanity checks.
+
+docs/guides/audit.md defines the three grades of an audit or a retrofit. Evidence has parsed
+attacks, paired images and cached scores.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from demur.attacks import AcceptedError, Attack, Clean, Corruption, PlusLogScore
+from demur.attacks.attack import RuleCriterion
 from demur.attacks.balls import Ball
-from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
 from demur.evaluate.record_scores import JsonFields, can_score, values
@@ -22,6 +27,31 @@ from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import Spec, read, show, specs_in
+
+MIN_IMAGES = 10  # fewer cannot show that a share of them is unusual
+MIN_LEFT = 0.1  # of the images that are right without an attack; fewer are no robustness
+
+
+class Grade(StrEnum):
+    """The three grades of a verdict."""
+
+    BROKEN = "broken"
+    SUSPICIOUS = "suspicious"
+    NO_SIGN = "no known sign of failure"
+
+
+class Verdict(NamedTuple):
+    """A grade and the sentences that explain it."""
+
+    grade: Grade
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.grade}. {' '.join(self.reasons)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"grade": str(self.grade), "reasons": list(self.reasons)}
+
 
 SIGNIFICANCE = 0.01  # of one comparison
 TOLERATED = 0.05  # share of images that may be unusual without a flag

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from demur.attacks import CE, Objective
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.attack import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
 from demur.rejectors.rule import Unresolved

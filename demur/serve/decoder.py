@@ -1,6 +1,6 @@
 """The process that parses the bodies of requests and decodes their images; it may be killed.
 
-`demur.serve.decoding` starts it by its path, so that neither `demur.serve` nor torch is imported:
+`demur.serve.workers` starts it by its path, so that neither `demur.serve` nor torch is imported:
 it starts in 0.2 s and takes 30 MB. It gets a job (JSON) and a body, and answers with a JSON
 document and the images, uint8 or float64 N, H, W, C.
 """

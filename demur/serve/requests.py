@@ -1,26 +1,65 @@
-"""Settings of the service, and requests to images: bounded reading of the body, and its forms.
+"""Settings of the service, and requests: Host and Origin, bounded reading, the forms of OpenAPI.
 
 multipart/form-data        one or several image files
 image/*                    one image file as the body
 application/json           {"images": H, W, C or N, H, W, C numbers, "dtype": "uint8" | "float32"}
+
+A page of another origin could send requests to a server on the reader's machine, and read the
+answers where its own name was rebound to 127.0.0.1. Browsers name it in Host and Origin.
 """
 
 import asyncio
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
+from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect, Request
 
 from demur.errors import BadInput, shorten
 from demur.files.atomic import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
-from demur.serve.batching import Overloaded
-from demur.serve.decoder import RequestError, kind_of
-from demur.serve.decoding import DecoderPool
-from demur.serve.logs import FORMATS, LEVELS
+from demur.serve.decoder import DTYPES, RequestError, kind_of
+from demur.serve.monitoring import FORMATS, LEVELS
+from demur.serve.workers import DecoderPool, Overloaded
 from demur.spec import Spec
 from demur.spec.field_types import Positive, PositiveInt
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERY_ADDRESS = ("0.0.0.0", "::")  # to listen on
+_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9._-]{1,253}))(?::([0-9]{1,5}))?")
+
+
+def refusal(
+    host: str | None, origin: str | None, names: Collection[str] = ()
+) -> tuple[int, str] | None:
+    """Return the status and the reason to refuse a request, or None if it may be answered.
+
+    `host` and `origin` are headers; `names` those of the server besides the loopback ones. One of
+    EVERY_ADDRESS stands for all addresses: a number cannot be rebound.
+    """
+    name = _name(host or "")
+    if name is None:
+        return 400, "the Host header is missing or malformed"
+    is_address = ":" in name or name.replace(".", "").isdigit()
+    if name not in (*LOOPBACK, *names) and not (is_address and {*names} & {*EVERY_ADDRESS}):
+        return 421, "the Host header names another server; start this one with --allow-host NAME"
+    if origin is None:
+        return None
+    scheme, _, netloc = origin.lower().partition("://")
+    same = netloc == (host or "").lower() or _name(netloc) in names
+    if scheme not in ("http", "https") or not same:
+        return 403, "a page of another origin may not use this service"
+    return None
+
+
+def _name(netloc: str) -> str | None:
+    """The name or address in HOST[:PORT], in lower case; None if it is malformed."""
+    found = _HOST.fullmatch(netloc.lower())
+    return (found[1] or found[2]) if found else None
+
 
 BODY_SHARE = 0.8  # of the time limit, for the body to arrive
 BODIES = 8  # bodies of the largest size that may be in memory
@@ -156,3 +195,104 @@ class ImageReader:
             raise RequestError(
                 400, "the connection was closed before the end of the body"
             ) from None
+
+
+class Prediction(BaseModel):
+    """The decision on one image."""
+
+    file: str = Field(description="Name of the file; empty for arrays.")
+    label: int = Field(description="Number of the predicted class.")
+    class_: str = Field(alias="class", description="Name of the predicted class.")
+    accepted: bool
+    confidence: float | None = Field(description="Probability of the predicted class.")
+    scores: dict[str, float | None] = Field(description="Score by name; null if infinite.")
+    probabilities: dict[str, float] = Field(description="The largest class probabilities.")
+    reason: str
+
+
+class Predictions(BaseModel):
+    """The decisions on the images of a request, in order."""
+
+    guard: str = Field(description="Name, version and digest of the guard.")
+    predictions: list[Prediction]
+
+
+class Problem(BaseModel):
+    """What is wrong with a request, in one sentence."""
+
+    detail: str
+
+
+class AttackReport(BaseModel):
+    """Decisions before and after an attack, and the images as data URLs."""
+
+    attack: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    images: dict[str, str]
+    gain: float = Field(description="Factor by which the difference image is amplified.")
+
+
+class Health(BaseModel):
+    """State of the service."""
+
+    status: str = Field(description="ok, or drift after an alarm.")
+    version: str
+    guard: str = Field(description="Name, version and digest of the guard.")
+    classes: int
+    summary: str = Field(description="Accuracy beside chance, and coverage.")
+    images: int
+    rejection_rate: float | None = Field(description="Of the last 1,000 images.")
+    calibration_rejection_rate: float
+    drift: dict[str, Any]
+    shape: list[int]
+    resize: bool
+    rule: list[dict[str, Any]]
+    attack: bool
+    token: bool = Field(description="Whether other paths need a bearer token.")
+
+
+FILE = {"type": "string", "format": "binary"}
+ARRAY = {
+    "type": "array", "items": {"type": "array", "items": {"type": "array"}},
+    "description": "H, W, C or N, H, W, C numbers",
+}  # fmt: skip
+BODY = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object", "required": ["images"],
+                "properties": {"images": {"type": "array", "items": FILE}},
+            }
+        },
+        "image/png": {"schema": FILE},
+        "image/jpeg": {"schema": FILE},
+        "application/json": {
+            "schema": {
+                "type": "object", "required": ["images", "dtype"], "additionalProperties": False,
+                "properties": {
+                    "images": ARRAY, "dtype": {"type": "string", "enum": list(DTYPES)},
+                },
+            }
+        },
+    },
+}  # fmt: skip
+Problems = dict[int | str, dict[str, Any]]
+PROBLEMS: Problems = {
+    code: {"model": Problem, "description": text}
+    for code, text in {
+        400: "The body cannot be parsed.",
+        401: "The bearer token is missing or wrong.",
+        403: "A page of another origin sent the request, or the client may not do this.",
+        408: "The body did not arrive in time.",
+        413: "The body, the number of images or their pixels are above a limit.",
+        415: "The content type is not supported.",
+        421: "The Host header names another server.",
+        422: "An image is damaged, out of range or of another size.",
+        429: "The service is overloaded; see Retry-After.",
+        503: "The model failed, or the answer took too long.",
+    }.items()
+}
+# of requests without a body
+HEADER_PROBLEMS: Problems = {code: PROBLEMS[code] for code in (400, 401, 403, 421, 429, 503)}

@@ -20,8 +20,7 @@ from uvicorn.supervisors import multiprocess
 
 from demur.errors import BadInput
 from demur.guards.core import Guard
-from demur.serve.logs import LogHandler
-from demur.serve.metrics import PROCESSES
+from demur.serve.monitoring import PROCESSES, LogHandler
 from demur.serve.requests import Settings
 from demur.serve.service import create_app
 

@@ -32,16 +32,25 @@ from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.files.image_files import import_pillow
-from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
 from demur.guards.decision import GuardResult
-from demur.serve import schema
-from demur.serve.batching import Batcher, Overloaded, Rows, result_rows, retry
 from demur.serve.decoder import RequestError
-from demur.serve.decoding import TOO_LATE
-from demur.serve.logs import LineWriter, make_logger, request_id
-from demur.serve.metrics import DriftMonitor, Metrics
-from demur.serve.requests import ImageReader, Settings
+from demur.serve.monitoring import DriftMonitor, LineWriter, Metrics, make_logger, request_id
+from demur.serve.requests import (
+    BODY,
+    HEADER_PROBLEMS,
+    LOOPBACK,
+    PROBLEMS,
+    AttackReport,
+    Health,
+    ImageReader,
+    Predictions,
+    Problem,
+    Problems,
+    Settings,
+    refusal,
+)
+from demur.serve.workers import TOO_LATE, Batcher, Overloaded, Rows, result_rows, retry
 
 STEPS = 20
 T = TypeVar("T")
@@ -265,37 +274,37 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     guard = service.guard
-    post = partial(app.post, openapi_extra={"requestBody": schema.BODY})
-    switched_off: schema.Problems = {404: {"model": schema.Problem, "description": "Switched off."}}
+    post = partial(app.post, openapi_extra={"requestBody": BODY})
+    switched_off: Problems = {404: {"model": Problem, "description": "Switched off."}}
 
-    @post("/predict", response_model=schema.Predictions, responses=schema.PROBLEMS)
+    @post("/predict", response_model=Predictions, responses=PROBLEMS)
     async def predict(request: Request) -> Any:
         """Classify images and accept or reject each prediction."""
         return {"guard": guard.identity, "predictions": await service.predict(request)}
 
-    @post("/attack", response_model=schema.AttackReport, responses=schema.PROBLEMS | switched_off)
+    @post("/attack", response_model=AttackReport, responses=PROBLEMS | switched_off)
     async def attack(request: Request) -> Any:
         """Attack one image by PGD and report the decisions before and after."""
         return await service.attack(request)
 
-    @app.post("/drift/reset", responses=schema.HEADER_PROBLEMS)
+    @app.post("/drift/reset", responses=HEADER_PROBLEMS)
     async def reset_drift(request: Request) -> dict[str, Any]:
         """Start the drift test anew, after its alarm was looked into."""
         return service.reset_drift(request)
 
-    @app.get("/health", response_model=schema.Health, responses=schema.HEADER_PROBLEMS)
+    @app.get("/health", response_model=Health, responses=HEADER_PROBLEMS)
     async def health() -> Any:
         """Return the state of the service, the rejection rate and the drift test."""
         return service.health()
 
-    @app.get("/ready", responses=schema.HEADER_PROBLEMS)
+    @app.get("/ready", responses=HEADER_PROBLEMS)
     async def ready() -> dict[str, bool]:
         """Return whether images are taken now; 503 where the queue is full or the service ends."""
         if not service.ready:
             raise RequestError(503, "no image is taken now", retry(1))
         return {"ready": True}
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=schema.HEADER_PROBLEMS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=HEADER_PROBLEMS)
     async def metrics() -> Any:
         """Return counters in the text format of Prometheus."""
         text = service.metrics.text(service.batcher.waiting)

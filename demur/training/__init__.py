@@ -1,9 +1,8 @@
 """Training: the loop over epochs, the training step, its state, validation.
 
-The plain path is `loop.py` and `step.py`. `fast.py` captures the same step as a CUDA graph.
+The plain path is `loop.py` and `step.py`. `FastSteps` captures the same step as a CUDA graph.
 """
 
-from demur.training.fast import FastSteps
 from demur.training.loop import (
     Progress,
     Training,
@@ -13,7 +12,7 @@ from demur.training.loop import (
     train,
 )
 from demur.training.state import TrainState
-from demur.training.step import PlainSteps
+from demur.training.step import FastSteps, PlainSteps
 
 __all__ = [
     "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "Validator", "base_of",

@@ -39,10 +39,9 @@ from demur.runs.run import (
     write_metrics,
 )
 from demur.spec import digest, show
-from demur.training.fast import FastSteps
 from demur.training.logs import Logs, MakeLog
 from demur.training.state import Tensors, TrainState
-from demur.training.step import PlainSteps
+from demur.training.step import FastSteps, PlainSteps
 
 BATCH = 250
 

@@ -34,7 +34,7 @@ from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
 from demur.rejectors.rule import as_score
 from demur.runs import Record, Run
-from demur.sanity.grades import MIN_LEFT, Grade, Verdict
+from demur.sanity.evidence import MIN_LEFT, Grade, Verdict
 from demur.spec import show
 from demur.spec.importing import allow_import
 from demur.training import train

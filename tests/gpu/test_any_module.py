@@ -8,9 +8,9 @@ from demur.attacks import APGD, CE, Chain, Square
 from demur.attacks.attack_model import PlainModel, checked
 from demur.attacks.balls import Linf
 from demur.audits.ensembles import AutoAttack
-from demur.engine import FrozenModel, FrozenModule, accelerated, fast_copy
+from demur.engine import FrozenModel, FrozenModule, accelerated, copies
 from demur.engine.any_module import GPU_SETTINGS
-from demur.engine.fast_copy import FastCopy
+from demur.engine.copies import FastCopy
 from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
 from tests.test_gradients_together import OBJECTIVES, own_model
 from tests.test_pure_bf16_copy import MODELS
@@ -151,7 +151,7 @@ def test_a_transformer_whose_pure_bf16_copy_fails_gets_autocast(
     def fail(*args: object) -> None:
         raise RuntimeError("no bf16")
 
-    monkeypatch.setattr(fast_copy, "_cast_parameters", fail)
+    monkeypatch.setattr(copies, "_cast_parameters", fail)
     net, said = seeded(MODELS["vit"]).to(device), list[str]()
     with (
         checked(net, *batch) as (model, x, y),

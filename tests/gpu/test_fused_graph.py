@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
-from demur.engine.fast_copy import CopySettings, FastCopy
+from demur.engine.copies import CopySettings, FastCopy
 from demur.engine.fused_graph import FusedActivation, fuse_activations
 from demur.numerics import Precision, products_dtype
 from tests.gpu.tools import BATCHES, PRECISIONS, distance, random_maps

@@ -10,7 +10,7 @@ from torch.nn.functional import relu
 from demur.engine.fused_norm import SCALE, SHIFT
 from demur.engine.fused_resnet import FusedTrunk, run_block
 from demur.nets import RejectingNet
-from demur.nets.resnet import Block
+from demur.nets.architectures import Block
 from demur.numerics import Precision, autocast, no_autocast, products_dtype, tf32
 from tests.gpu.tools import BATCHES, PRECISIONS, change_weights, distance, random_maps, random_net
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot, softplus, softsign
 
-from demur.attacks.criteria import (
+from demur.attacks.attack import (
     AcceptedError,
     Criterion,
     FalseRejection,

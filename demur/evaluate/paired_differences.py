@@ -1,9 +1,10 @@
-"""Attack against attack, rejector against rejector and net against net, paired by image."""
+"""Attacks, rejectors and nets compared in pairs, by image or by seed; means over seeds."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from demur.errors import BadInput, suggestion
 from demur.evaluate.record_scores import can_score
 from demur.evaluate.recording import LoadedRun
 from demur.evaluate.score import RejectorEvaluation
-from demur.metrics import BoolArray, Difference
+from demur.metrics import BoolArray, Difference, Interval
+from demur.metrics.intervals import student_p, student_t
 from demur.recipes import AnyName, rejectors_named
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector
@@ -144,3 +146,44 @@ def _same_images(first: Sequence[Record], second: Sequence[Record]) -> tuple[Rec
             f"{' and '.join(sizes)} of them; attack the same ones with demur attack --n"
         )
     return max(pairs, key=lambda pair: len(pair[0].y))
+
+
+Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds."""
+
+    value: float
+    spread: float | None  # standard deviation over seeds; None for a single seed
+    interval: Interval | None = None  # 95% interval, only for a single seed
+
+
+def mean_of(values: Sequence[float], interval: Interval | None = None) -> Mean:
+    """The mean; `interval` is that of the first value and applies if it is the only one."""
+    if len(values) == 1:
+        return Mean(values[0], None, interval)
+    return Mean(fmean(values), stdev(values))
+
+
+def paired(differences: Sequence[Difference]) -> Difference:
+    """The mean of the differences of several seeds, all measured on the same images.
+
+    The variance has two parts: that of the images, which more seeds do not reduce, and that of the
+    seeds, divided by their number. The interval uses Student's t.
+    """
+    if len(differences) == 1:
+        return differences[0]
+    value = fmean(difference.value for difference in differences)
+    image_variance = fmean(((d.hi - d.lo) / (2 * Z)) ** 2 for d in differences)
+    seed_variance = stdev(d.value for d in differences) ** 2 / len(differences)
+    error = math.sqrt(image_variance + seed_variance)
+    if error == 0:
+        return Difference(value, value, value, float(value == 0))
+    # Satterthwaite: only the seed variance is estimated from few samples. Its floor limits the
+    # degrees of freedom to about 10^7, where Student's t is the normal distribution.
+    share = max(seed_variance / error**2, 3e-4)
+    freedom = (len(differences) - 1) / share**2
+    margin, p = student_t(0.05, freedom) * error, student_p(value / error, freedom)
+    return Difference(value, value - margin, value + margin, p)
