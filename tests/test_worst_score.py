@@ -99,6 +99,17 @@ def test_images_without_a_wrong_prediction_are_returned_unchanged() -> None:
     assert torch.equal(attack(model, x, y), x)
 
 
+def test_a_prediction_that_barely_becomes_wrong_is_found() -> None:
+    """Steps that also raise the score leave the only corner where the prediction is wrong."""
+    model, (x, _) = linear(2, seed=0), images()
+    y, direction = torch.zeros(len(x), dtype=torch.long), model.w[:, 1] - model.w[:, 0]
+    reach = 0.99 * EPS * direction.abs().sum() + x.flatten(1) @ direction
+    x = x - (reach[:, None] * direction / direction.square().sum()).view_as(x)
+    assert (model(x).logits.argmax(-1) == y).all()
+    found = worst(model, WorstScore(Linf(EPS), ModelScore(), steps=20), x, y)
+    assert found.isfinite().all()
+
+
 def test_a_wrong_clean_image_counts() -> None:
     model, (x, y) = linear(3), images()
     found = worst(model, WorstScore(Linf(1e-6), Con(), steps=3), x, y)

@@ -16,7 +16,7 @@ from demur.attacks.attack import Attack, AttackBatch, RuleCriterion, is_wrong
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.driver import Best
-from demur.attacks.objectives.classification import wrong_classes
+from demur.attacks.objectives.classification import TargetedMargin, wrong_classes
 from demur.attacks.objectives.rejector import TargetedLogScore, TargetedScore
 from demur.errors import BadInput
 from demur.noise import Stream
@@ -48,7 +48,8 @@ class WorstScore(Attack):
     """For each image, the wrong prediction with the highest score that is found in the ball.
 
     Auto-PGD towards each wrong class, on `TargetedScore` and on `TargetedLogScore`: one finds more
-    for most nets, the other where gradients mislead. Examples are compared by their score in an
+    for most nets, the other where gradients mislead. Images on which neither makes a prediction
+    wrong are attacked on the margin of each class alone. Examples are compared by their score in an
     exact forward pass. An image on which no prediction became wrong is returned unchanged. A
     coupled rejector keeps the threshold of its gate; the score is the second one.
 
@@ -93,13 +94,14 @@ class WorstScore(Attack):
         return runs * sum(ascent.gradient_queries for ascent in self.ascents)
 
     @property
-    def ascents(self) -> tuple[ScoreAscent, ...]:
-        """The attacks towards one class."""
+    def ascents(self) -> tuple[APGD, ...]:
+        """The attacks towards one class; the last is for images without a wrong prediction."""
         own: Any = {"keep": "max_objective", "seed": self.seed}
-        return tuple(
+        by_score = (
             ScoreAscent(self.ball, self.steps, objective=objective(self.rejector), **own)
             for objective in (TargetedScore, TargetedLogScore)
         )
+        return *by_score, APGD(self.ball, self.steps, objective=TargetedMargin(), **own)
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         value, out = exact_value(batch.model, self._wrong_score, batch.x, batch.y)
@@ -112,12 +114,13 @@ class WorstScore(Attack):
         once = [(ascent, target) for ascent in self.ascents for target in targets]
         attempts = self.restarts * len(once)
         for number in range(attempts):
-            rows = torch.arange(len(batch.x), device=batch.x.device)
-            if number >= len(once):
-                rows = rows[found.value < self._enough]
-            if len(rows) == 0:
-                break
             ascent, target = once[number % len(once)]
+            still = found.value < (self._enough if number >= len(once) else torch.inf)
+            if not isinstance(ascent, ScoreAscent):
+                still &= found.value == -torch.inf
+            rows = still.nonzero()[:, 0]
+            if len(rows) == 0:
+                continue
             own = replace(batch.select(rows), target=target[rows])
             with progress.part(number, attempts):
                 x_adv = ascent.run(own, noise.derive_seed(stream, number))

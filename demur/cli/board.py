@@ -92,7 +92,10 @@ def verify(
     content = read_entry(path := Path(entry))
     n, found = min(n, content["data"]["n"]), problems(content)
     if not found and n:
-        loaded = load_run(content["net"]["name"], device, data)
+        try:
+            loaded = load_run(content["net"]["name"], device, data)
+        except BadInput as error:
+            raise BadInput(f"{error}; with --n 0 no weights are needed") from None
         n = n if loaded.run.has_weights else 0
         found += attacked_again(content, loaded, n, attack_and_report) if n else []
     for problem in found:
