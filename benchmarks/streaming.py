@@ -1,30 +1,45 @@
-"""Speed of training on images that stream from a file, beside images that live on the device.
+"""Large sets: training on images that stream from a file, and records of many images.
 
-    python benchmarks/streaming.py --net "ResNet18(width=32)" --size 64 --batches 6 --rounds 5
+    python benchmarks/streaming.py training --net "ResNet18(width=32)" --size 64 --batches 6
+    python benchmarks/streaming.py records 1000 10000 100000 1000000
 
-Both train the same net on the same images, one epoch each in turn, so that a busy machine slows
-both. `ratio` is that of the median images per second. `cpu_ratio` is that of the processor seconds
-per image, with those of the worker processes: the ratio of speeds if no core were free for them.
+`training` trains the same net on the same images on the device, one epoch each in turn, so that a
+busy machine slows both. `ratio` is that of the median images per second. `cpu_ratio` is that of the
+processor seconds per image, with those of the worker processes: the ratio of speeds if no core were
+free for them.
+
+`records` writes a run of synthetic records of 10 classes: a clean and an attacked one, and a tenth
+as many cal images. `demur score` and `demur report` read it, each in a process of its own.
 """
 
 import gc
 import json
+import os
 import resource
+import shutil
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 import typer
 
+from demur.attacks import Attack, Clean
 from demur.cli.app import main
 from demur.data import Images, MappedImages, OwnImages
+from demur.files.atomic import write_json, write_text
+from demur.noise import normal
 from demur.numerics import device_by_name
-from demur.recipes import RECIPES, Recipe, with_changes
+from demur.recipes import RECIPES, Recipe, attack, with_changes
+from demur.runs import Record
+from demur.runs.record import identity, record_path, write_record
+from demur.spec import digest, lines, show
 from demur.training import FastSteps, PlainSteps, TrainState
 
 app = typer.Typer(name="streaming")
@@ -66,7 +81,7 @@ def worker_seconds() -> float:
 
 
 @app.command()
-def streaming(
+def training(
     net: Annotated[str, typer.Option(help="The net.")] = "ResNet18(width=32)",
     size: Annotated[int, typer.Option(help="Height and width of the images.")] = 64,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 64,
@@ -108,6 +123,108 @@ def streaming(
         "cpu_ratio": round(cpu["resident"] / (cpu["streamed"] + worker_seconds()), 3),
     }  # fmt: skip
     typer.echo(json.dumps(report))
+
+
+RECIPE = "digits-pgdat-rr"
+LABELS = {"clean": 0.0, "pgd-20": 1.5}  # by how much the attack lowers the true logit
+
+
+def synthetic_record(label: str, split: str, n: int, classes: int = 10) -> Record:
+    """Record of n images whose correct predictions tend to have a higher confidence and A."""
+    index, eps = torch.arange(n), 0.0 if label == "clean" else 0.1
+    y = index % classes
+    z = normal(0, index, len(split) + len(label), (classes + 2,))
+    logits = 1.5 * z[:, :classes]
+    logits[index, y] += 3 + z[:, classes] - LABELS[label]
+    a = (logits.argmax(1) == y) * 2.0 + z[:, classes + 1]
+    made: Attack = Clean() if label == "clean" else attack(label, RECIPES[RECIPE])
+    size = torch.full((n,), eps)
+    arrays = {"y": y, "index": index, "size_linf": size, "size_l2": size, "logits": logits}
+    return Record(arrays | {"aux": a[:, None]}, {
+        "label": label, "split": split, "digest": identity(label=label, split=split, n=n),
+        "spec": show(made, full=True), "attack": digest(made), "weights": "0" * 64, "n": n,
+        "data": identity(n=n), "created": f"2026-01-01T00:00:0{len(label)}", "features": False,
+        "images": 0, "thresholds": {}, "fitted": {}, "archive": True,
+        "recipe": show(RECIPES[RECIPE], full=True),
+    })  # fmt: skip
+
+
+def synthetic_run(folder: Path, n: int) -> Path:
+    """Write a run without weights, with a clean and an attacked record of n images."""
+    recipe = RECIPES[RECIPE]
+    write_text(folder / "recipe.txt", lines(recipe))
+    write_json(folder / "checkpoint.json", {
+        "epoch": recipe.epochs, "value": None, "weights": "0" * 64, "reason": "synthetic",
+        "recipe_digest": digest(recipe),
+    })  # fmt: skip
+    for label, split, count in (("clean", "cal", n // 10), *((one, "test", n) for one in LABELS)):
+        record = synthetic_record(label, split, count)
+        write_record(record_path(folder / "records", label, split, record.digest), record)
+    return folder
+
+
+class Cost(NamedTuple):
+    """What one command took."""
+
+    seconds: float
+    cpu_seconds: float
+    megabytes: float  # peak resident
+
+
+def cost_of(*words: str) -> Cost:
+    """Run a demur command in a process of its own."""
+    begin = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-m", "demur", *words], stdout=subprocess.DEVNULL) as it:
+        _, status, used = os.wait4(it.pid, 0)
+        it.returncode = os.waitstatus_to_exitcode(status)
+    if it.returncode:
+        raise SystemExit(it.returncode)
+    cpu = used.ru_utime + used.ru_stime
+    return Cost(time.perf_counter() - begin, cpu, used.ru_maxrss / 1024)
+
+
+def opening_seconds(page: Path) -> float | None:
+    """Seconds until Chromium has drawn the explorer; None without playwright or Chromium."""
+    chromium = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        return None
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=quiet)
+        tab, begin = browser.new_page(), time.perf_counter()
+        tab.goto(page.as_uri(), timeout=300_000)
+        tab.wait_for_function("document.documentElement.dataset.stepMs", timeout=300_000)
+        seconds = time.perf_counter() - begin
+        browser.close()
+    return seconds
+
+
+@app.command()
+def records(
+    counts: Annotated[list[int], typer.Argument(metavar="N...", help="Images of a record.")],
+) -> None:
+    """Print seconds, peak memory and size of the page as a table, a line per number of images."""
+    typer.echo(
+        "| images | score, s (CPU s) | MB | report, s (CPU s) | MB | page, MB | opens in, s |\n"
+        "|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    for n in counts:
+        with TemporaryDirectory() as folder:
+            run = synthetic_run(Path(folder) / "run", n)
+            page = Path(folder) / "page.html"
+            costs = [
+                cost_of("score", str(run), "--all"),
+                cost_of("report", str(run), "-o", str(page)),
+            ]
+            spent = (f"{s:.1f} ({cpu:.1f}) | {peak:,.0f}" for s, cpu, peak in costs)
+            opening = opening_seconds(page)
+            opens = "not measured" if opening is None else f"{opening:.1f}"
+            size = page.stat().st_size / 1e6
+            typer.echo(f"| {n:,} | {' | '.join(spent)} | {size:.2f} | {opens} |")
 
 
 if __name__ == "__main__":

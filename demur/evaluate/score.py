@@ -6,6 +6,7 @@ deploy: the threshold is chosen on clean cal images before any attack, and a sco
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -222,25 +223,23 @@ class RejectorEvaluation:
                     "thresholds: the net was wrapped or changed since; attack it again"
                 )
             record = self.loaded.with_scores(record, image_rejectors(tuple(self.scores.values())))
-        base = Baseline(self, record)
-        rows, missing_rejectors = list[Row](), list[str]()
-        for name in self.scores:
-            if not can_score(score := self.score_for(name, record), record):
-                missing_rejectors.append(name)
-                continue
-            value = values(score, record)
+        con = values(self.score_for(BASELINE, record), record)
+        scores = {name: self.score_for(name, record) for name in self.scores}
+        found = {name: values(s, record) for name, s in scores.items() if can_score(s, record)}
+        known = {ORACLE: tcon_of(record)} if has_tcon(record) else {}
+        base, rows = Baseline(self, record, con, found, {**oracles, **known}), list[Row]()
+        for name, value in found.items():
             ranking = self._ranking(value, base)
             rows.append(self._paper_row(name, value, ranking, base))
-            # thresholds were chosen on cal images, so they are not tested on them
-            if name in self.thresholds and record.metadata["split"] != "cal":
-                rows.append(self._deploy_row(name, value, ranking, base))
-        known = {ORACLE: tcon_of(record)} if has_tcon(record) else {}
+            if name in base.accepts:
+                rows.append(self._deploy_row(name, ranking, base))
         for name, value in {**oracles, **known}.items():
             rows.append(self._paper_row(name, value, self._ranking(value, base), base))
-        return ScoredRecord(record, summary(record), rows, tuple(missing_rejectors))
+        missing_rejectors = tuple(name for name in scores if name not in found)
+        return ScoredRecord(record, summary(record), rows, missing_rejectors)
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
-        correct = base.record.correct
+        correct = base.correct
         return Ranking(
             auroc=metrics.auroc(score, correct),
             auroc_interval=metrics.auroc_interval(score, correct),
@@ -253,26 +252,25 @@ class RejectorEvaluation:
 
     def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
-        point = metrics.paper_stats(score, record.correct, self.level)
+        point = metrics.paper_stats(score, base.correct, self.level)
         # the threshold depends on the sample, so each resample chooses its own
-        resampled = base.resamples.paper_accuracies(score, record.correct, self.level)
+        drawn = base.drawn[name, "paper"]
         gap = metrics.resampled_difference(
-            point.accuracy - base.paper.accuracy, resampled - base.paper_resampled
+            point.accuracy - base.paper.accuracy, drawn - base.drawn[BASELINE, "paper"]
         )
         return Row(
-            record.label, name, "paper", point, metrics.percentiles(resampled, 0.95), gap,
+            record.label, name, "paper", point, metrics.percentiles(drawn, 0.95), gap,
             point.coverage_interval, point.accepted_wrong_interval, None, ranking,
             "this set, with its labels", record.digest, self.level,
         )  # fmt: skip
 
-    def _deploy_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
-        record = base.record
-        accept = score >= self.thresholds[name]
-        point = metrics.stats_of_verdicts(accept, record.correct, self.thresholds[name])
-        tpr = metrics.wilson(int(accept[record.correct].sum()), int(record.correct.sum()))
-        resampled = base.resamples.shares(record.correct, accept)
+    def _deploy_row(self, name: str, ranking: Ranking, base: "Baseline") -> Row:
+        record, accept, correct = base.record, base.accepts[name], base.correct
+        point = metrics.stats_of_verdicts(accept, correct, self.thresholds[name])
+        tpr = metrics.wilson(int(accept[correct].sum()), int(correct.sum()))
         gap = metrics.resampled_difference(
-            point.accuracy - base.deploy.accuracy, resampled - base.deploy_resampled
+            point.accuracy - metrics.stats_of_verdicts(base.accepts[BASELINE], correct).accuracy,
+            base.drawn[name, "deploy"] - base.drawn[BASELINE, "deploy"],
         )
         return Row(
             record.label, name, "deploy", point, point.accuracy_interval, gap,
@@ -307,19 +305,28 @@ def _fit_or_read(
 
 
 class Baseline:
-    """Confidence on one record, which every other rejector is compared with on the same images."""
+    """Confidence on one record, which every other rejector is compared with on the same images.
 
-    def __init__(self, evaluation: RejectorEvaluation, record: Record) -> None:
-        self.record, correct = record, record.correct
-        self.value = values(evaluation.score_for(BASELINE, record), record)
-        self.resamples = Resamples.of(len(correct))
-        at = self.value, correct, evaluation.level
-        self.paper = metrics.paper_stats(*at)
-        self.paper_resampled = self.resamples.paper_accuracies(*at)
-        if BASELINE in evaluation.thresholds:
-            accept = self.value >= evaluation.thresholds[BASELINE]
-            self.deploy = metrics.stats_of_verdicts(accept, correct)
-            self.deploy_resampled = self.resamples.shares(correct, accept)
+    `accepts` holds the verdicts (N each) of the deploy protocol, none of cal images, on which the
+    thresholds were chosen; `drawn` the accuracies on all resamples.
+    """
+
+    def __init__(
+        self, evaluation: RejectorEvaluation, record: Record, con: FloatArray,
+        found: Mapping[str, FloatArray], oracles: Mapping[str, FloatArray],
+    ) -> None:  # fmt: skip
+        self.record, self.correct, self.value = record, record.correct, con
+        level, known = evaluation.level, evaluation.thresholds
+        deployed = [name for name in known if name in found and record.metadata["split"] != "cal"]
+        self.accepts = {name: found[name] >= known[name] for name in deployed}
+        self.paper = metrics.paper_stats(con, self.correct, level)
+        drawn: dict[tuple[str, Protocol], metrics.Statistic] = {}
+        for name, column in {**found, **oracles}.items():
+            drawn[name, "paper"] = metrics.paper_accuracy(column, self.correct, level)
+        for name, accept in self.accepts.items():
+            drawn[name, "deploy"] = partial(Resamples.shares, part=self.correct, whole=accept)
+        values = metrics.resampled(len(self.correct), [*drawn.values()])
+        self.drawn = dict(zip(drawn, values, strict=True))
 
 
 def summary(record: Record) -> Summary:

@@ -5,7 +5,10 @@ from demur.metrics.intervals import (
     Difference,
     Interval,
     Resamples,
+    Statistic,
+    paper_accuracy,
     percentiles,
+    resampled,
     resampled_difference,
     wilson,
 )
@@ -31,9 +34,10 @@ from demur.metrics.rejection import (
 from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
 
 __all__ = [
-    "BoolArray", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
-    "WorstCase", "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval",
-    "coverage_at_risk", "eaurc", "ece", "fpr_at_tpr", "paper_stats",
-    "paper_threshold", "percentiles", "resampled_difference", "risk_at_coverage",
-    "risk_coverage", "stats_at_threshold", "stats_of_verdicts", "threshold_at_tpr", "wilson",
+    "BoolArray", "Difference", "FloatArray", "Interval", "OperatingStats",
+    "Resamples", "Statistic", "WorstCase", "accuracy", "augrc", "aurc", "auroc",
+    "auroc_difference", "auroc_interval", "coverage_at_risk", "eaurc", "ece", "fpr_at_tpr",
+    "paper_accuracy", "paper_stats", "paper_threshold", "percentiles", "resampled",
+    "resampled_difference", "risk_at_coverage", "risk_coverage",
+    "stats_at_threshold", "stats_of_verdicts", "threshold_at_tpr", "wilson",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ Student's t are computed without SciPy, which is large.
 """
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -26,6 +27,7 @@ from demur.metrics.checks import (
 
 RESAMPLES = 500
 BLOCK_SIZE = 200_000  # entries of one array that fits into the processor's cache
+MOST_COUNTS = 2**25  # entries of the counts of one block of resamples: 128 MiB
 SPREAD = 4  # standard deviations of the TPR that the first search covers
 CountArray = NDArray[np.float32]  # integers below 2**24 and their sums are exact
 
@@ -91,14 +93,30 @@ class Resamples:
     @staticmethod
     @lru_cache(maxsize=2)
     def of(n: int, resamples: int = RESAMPLES, seed: int = 0) -> "Resamples":
+        return Resamples._drawn(np.random.default_rng(seed), n, resamples)
+
+    @staticmethod
+    def blocks(n: int, resamples: int = RESAMPLES, seed: int = 0) -> "Iterator[Resamples]":
+        """The resamples of `of`, some at a time, so that memory grows with n alone."""
+        if (width := max(1, MOST_COUNTS // n)) >= resamples:
+            yield Resamples.of(n, resamples, seed)
+            return
         generator = np.random.default_rng(seed)
-        drawn = (generator.integers(n, size=n) for _ in range(resamples))
-        counts = np.stack([np.bincount(d, minlength=n).astype(np.float32) for d in drawn])
-        return Resamples(np.ascontiguousarray(counts.T))
+        for start in range(0, resamples, width):
+            yield Resamples._drawn(generator, n, min(width, resamples - start))
+
+    @staticmethod
+    def _drawn(generator: np.random.Generator, n: int, resamples: int) -> "Resamples":
+        counts = np.empty((n, resamples), np.float32, order="F")
+        for column in counts.T:
+            column[:] = np.bincount(generator.integers(n, size=n), minlength=n)
+        return Resamples(counts)
 
     def paper_accuracies(self, score: ArrayLike, correct: ArrayLike, tpr: float) -> FloatArray:
         """`paper_stats(...).accuracy` of each resample, with the threshold chosen on it."""
-        levels = _Levels.of(*scored_pair(score, correct))
+        return paper_accuracy(score, correct, tpr)(self)
+
+    def _accuracies(self, levels: "_Levels", tpr: float) -> FloatArray:
         everything = np.arange(self.counts.shape[1])
         accuracies, certain = self._search(levels, levels.near(tpr), tpr, everything)
         uncertain = np.flatnonzero(~certain)
@@ -111,14 +129,14 @@ class Resamples:
     def shares(self, part: ArrayLike, whole: ArrayLike) -> FloatArray:
         """Share of the images in `whole` that are also in `part`, per resample; 0 for none."""
         in_part, in_whole = flags(part, "part"), flags(whole, "whole")
-        n_part, n_whole = self._sums(in_part & in_whole, in_whole)
+        n_part, n_whole = self._sums(in_part & in_whole, in_whole, counts=self.counts)
         shares: FloatArray = n_part / np.maximum(n_whole, 1)
         return shares
 
-    def _sums(self, *members: BoolArray) -> FloatArray:
-        """Number of members in each resample; len(members), resamples."""
+    def _sums(self, *members: BoolArray, counts: CountArray) -> FloatArray:
+        """Number of members in each resample of `counts`; len(members), resamples."""
         weights = np.stack(members).reshape(len(members), self.copies, -1).sum(1, np.float32)
-        sums: FloatArray = (weights @ self.counts).astype(np.float64)
+        sums: FloatArray = (weights @ counts).astype(np.float64)
         return sums
 
     def _search(
@@ -135,7 +153,9 @@ class Resamples:
         is_before = np.zeros(len(levels.order), dtype=np.bool_)
         is_before[before] = True
         members = levels.correct, levels.correct & is_before, is_before
-        total, correct_before, accepted_before = self._sums(*members)[:, columns]
+        every = len(columns) == self.counts.shape[1]
+        counts = self.counts if every else self.counts[:, columns]
+        total, correct_before, accepted_before = self._sums(*members, counts=counts)
         cumulative = correct_before + np.cumsum(n_correct, axis=0)
         distance = np.abs(cumulative / np.maximum(total, 1) - tpr)
         corner, ends = _corners(n_correct, n)
@@ -150,6 +170,21 @@ class Resamples:
         accepts_any = (smallest < tpr) & (total > 0)
         accuracy = np.where(accepts_any, accepted_correct / np.maximum(accepted, 1), 0.0)
         return accuracy, smallest < end_distance
+
+
+Statistic = Callable[[Resamples], FloatArray]  # one value per resample
+
+
+def paper_accuracy(score: ArrayLike, correct: ArrayLike, tpr: float) -> Statistic:
+    """`Resamples.paper_accuracies` of one score, which is sorted once for all blocks."""
+    levels = _Levels.of(*scored_pair(score, correct))
+    return lambda drawn: drawn._accuracies(levels, tpr)
+
+
+def resampled(n: int, statistics: Sequence[Statistic]) -> list[FloatArray]:
+    """Each statistic on all resamples of n images, which are drawn once for all of them."""
+    parts = [[one(drawn) for one in statistics] for drawn in Resamples.blocks(n)]
+    return [np.concatenate(values) for values in zip(*parts, strict=True)]
 
 
 class _Levels(NamedTuple):
@@ -181,7 +216,7 @@ class _Levels(NamedTuple):
         first = self.first[near.start : near.stop + 1]
         images = self.order[first[0] : first[-1]]
         rows = images % len(resamples.counts)
-        drawn = resamples.counts[np.ix_(rows, columns)]
+        drawn = resamples.counts.T[np.ix_(columns, rows)].T  # a resample lies together in memory
         levels = first[:-1] - first[0]
         n_correct = np.add.reduceat(drawn * self.correct[images, None], levels, axis=0)
         return n_correct, np.add.reduceat(drawn, levels, axis=0)

@@ -1,25 +1,28 @@
 """The data of the explorer: every image's scores, from which the page's script counts.
 
 Scores and logits are rounded to 32-bit floats, images to 8 bits; the page says so. A run of fifteen
-rejectors under five attacks on 10,000 images takes 10 MB.
+rejectors under five attacks on 10,000 images takes 10 MB; of more images a page holds a sample.
 """
 
 import base64
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from demur.evaluate import ORACLE, ScoredRecord, tcon_of, values
+from demur.evaluate import BASELINE, ORACLE, ScoredRecord, tcon_of, values
 from demur.evaluate.certificates import IssuedCertificate, issued_certificates
 from demur.evaluate.record_scores import can_score, has_tcon
+from demur.evaluate.score import Ranking
+from demur.metrics.checks import IntArray
 from demur.metrics.thresholds import ANY_SCORE
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
+from demur.report import sample
 from demur.report.scored_runs import NO_DATA, ScoredRun, attacked_images, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
@@ -40,10 +43,13 @@ def explorer_data(runs: Sequence[ScoredRun]) -> Json:
         for results in runs
     )
     kept = IMAGE_BYTES // max(1, bytes_per_image)  # images of each run
-    return {"runs": [_run(results, kept) for results in runs]}
+    records = [len(one.evaluation.scores) + 1 for one in runs for _ in range(len(one.scored) + 1)]
+    rows = min(sample.LIMIT // 2, sample.ROWS // len(records))
+    share = kept, rows, min(2000, sample.POINTS // sum(records))
+    return {"runs": [_run(results, share) for results in runs]}
 
 
-def _run(results: ScoredRun, kept: int) -> Json:
+def _run(results: ScoredRun, share: sample.Share) -> Json:
     recipe = results.loaded.run.recipe
     specs = results.evaluation.scores | recipe.rejectors()
     names = list(results.evaluation.scores)
@@ -58,7 +64,7 @@ def _run(results: ScoredRun, kept: int) -> Json:
         "scores": {name: _score(specs[name]) for name in names}
         | ({ORACLE: {"kind": "tcon", "tau": 1.0, "unit": True}} if names else {}),
         # the clean images that TPR-95 thresholds are chosen on
-        "cal": _arrays(results, results.loaded.clean("cal"))
+        "cal": _arrays(results, results.loaded.clean("cal"), share)[0]
         if results.evaluation.thresholds
         else None,
         "certificates": _certificates(results),
@@ -66,14 +72,14 @@ def _run(results: ScoredRun, kept: int) -> Json:
             {
                 "attack": entry.record.label,
                 "rejector": entry.row.rejector,
-                "n": entry.row.n,
-                "worst": packed(entry.case.worst, "<f4"),
+                "n": len(worst := entry.case.worst[sample.sampled_rows(entry.case.worst)]),
+                "worst": packed(worst, "<f4"),
             }
             for entry in results.worst
         ],
-        "clean_images": _clean_images(results, kept),
+        "clean_images": _clean_images(results, share[0]),
         "records": [
-            _record(results, entry, label, kept)
+            _record(results, entry, label, share)
             for entry, label in zip(results.scored, labels, strict=True)
         ],
     }
@@ -100,50 +106,81 @@ def _score(rejector: Rejector | Score) -> Json:
     return {"kind": "fixed", "unit": unit}
 
 
-def _record(results: ScoredRun, entry: ScoredRecord, label: str, kept: int) -> Json:
+def _record(results: ScoredRun, entry: ScoredRecord, label: str, share: sample.Share) -> Json:
     record = entry.record
-    attacked, reason = _attacked_images(results, record, kept)
-    return _arrays(results, record) | {
+    arrays, rows = _arrays(results, record, share, {r.rejector: r.ranking for r in entry.rows})
+    attacked, reason = _attacked_images(results, record, share[0])
+    if "of" in arrays:
+        attacked, reason = None, "the page holds a sample of these images"
+    return arrays | {
         "attack": label,
         "clean": entry.summary.largest_linf == 0,
-        "index": packed(record.arrays["index"].numpy(), "<i4"),
+        "index": packed(record.arrays["index"].numpy()[rows], "<i4"),
         "attacked": attacked,
         "no_images": reason,
     }
 
 
-def _arrays(results: ScoredRun, record: Record) -> Json:
-    evaluation = results.evaluation
+def _arrays(
+    results: ScoredRun, record: Record, share: sample.Share, rankings: Mapping[str, Ranking] = {}
+) -> tuple[Json, IntArray | slice]:
+    evaluation, correct = results.evaluation, record.correct
     scores = {name: evaluation.score_for(name, record) for name in evaluation.scores}
     columns = {name: values(s, record) for name, s in scores.items() if can_score(s, record)}
     columns |= {ORACLE: tcon_of(record)} if has_tcon(record) else {}
+    rows = sample.sampled_rows(columns.get(BASELINE, correct.astype(np.float64)), share[1], correct)
     entry: Json = {
-        "n": len(record.y),
-        "correct": packed(record.correct, "u1"),
-        "y": packed(record.y.numpy(), "<u2"),
-        "scores": {name: packed(column, "<f4") for name, column in columns.items()},
+        "n": len(correct[rows]),
+        "correct": packed(correct[rows], "u1"),
+        "y": packed(record.y.numpy()[rows], "<u2"),
+        "scores": {name: packed(column[rows], "<f4") for name, column in columns.items()},
         "predicted": None,
         "logits": None,
         "a": None,
         "no_logits": SCORES_ONLY,
     }
+    if len(correct) > sample.LIMIT:
+        exact = {name: sample.exact_curve(one, correct, share[2]) for name, one in columns.items()}
+        entry["of"] = len(correct)
+        entry["exact"] = {name: _curve(one, rankings.get(name)) for name, one in exact.items()}
     if not record.scores_only:
         out = record.output
         specs = evaluation.scores | results.loaded.run.recipe.rejectors()
         with_a = any(isinstance(specs[name], RCon) for name in evaluation.scores)
         entry |= {
-            "predicted": packed(prediction(out).numpy(), "<u2"),
-            "logits": packed(out.logits.numpy(), "<f4"),
-            "a": packed(out.aux[:, 0].numpy(), "<f4") if with_a else None,
+            "predicted": packed(prediction(out).numpy()[rows], "<u2"),
+            **_logits(
+                out.logits.numpy()[rows], sample.TOP if "of" in entry else sample.MOST_CLASSES
+            ),
+            "a": packed(out.aux[:, 0].numpy()[rows], "<f4") if with_a else None,
             "no_logits": "",
         }
-    return entry
+    return entry, rows
+
+
+def _curve(curve: dict[str, NDArray[Any]], ranking: Ranking | None) -> Json:
+    """Return a curve, and its AUROC and difference to confidence where the record is scored."""
+    made: Json = {name: packed(one, f"<{one.dtype.kind}4") for name, one in curve.items()}
+    if ranking is None:
+        return made
+    made |= {"auroc": ranking.auroc, "interval": [*ranking.auroc_interval]}
+    return made | {"gap": [*ranking.auroc_vs_con[:3]]}
+
+
+def _logits(logits: NDArray[Any], most: int) -> Json:
+    """Return the logits, or the largest with their classes if there are more than `most`."""
+    if logits.shape[1] <= most:
+        return {"logits": packed(logits, "<f4")}
+    top, kept, rest = sample.top_logits(logits)
+    made = {"logits": packed(kept, "<f4"), "top": packed(top, "<u2"), "rest": packed(rest, "<f4")}
+    return made | {"classes": logits.shape[1]}
 
 
 def _clean_images(results: ScoredRun, kept: int) -> Json | None:
     """Return the first images without attack, if any record stores the attacked ones."""
     stored = [entry.record for entry in results.scored if "x_adv" in entry.record.arrays]
-    if not stored or not results.split_sizes:
+    sampled = any(len(entry.record.y) > sample.LIMIT for entry in results.scored)
+    if sampled or not stored or not results.split_sizes:
         return None
     fullest = max(stored, key=lambda record: len(record.arrays["x_adv"]))
     count = min(kept, len(fullest.arrays["x_adv"]))

@@ -170,10 +170,15 @@ def page_text(runs: Sequence[ScoredRun]) -> str:
     terms |= PAGE_TERMS
     ordered = [replace(r, scored=sorted(r.scored, key=attacked_images)) for r in runs]
     views = [_run_view(results, f"run-{i}-") for i, results in enumerate(ordered)]
-    data = json.dumps(explorer_data(ordered), separators=(",", ":"), allow_nan=False)
+    explorer = explorer_data(ordered)
+    arrays = [one for run in explorer["runs"] for one in (*run["records"], run["cal"] or {})]
+    sampled = any("of" in one or "top" in one for one in arrays)
+    scripts = [*SCRIPTS[:4], *(["sample.js"] * sampled), *SCRIPTS[4:]]
+    data = json.dumps(explorer, separators=(",", ":"), allow_nan=False)
     return template.render(
         css=Markup(_joined(STYLES)),
-        script=Markup(_joined(SCRIPTS)),
+        script=Markup(_joined(scripts)),
+        arrays=arrays,
         data=Markup(data.replace("<", "\\u003c")),  # no name can end the script element
         title=", ".join(results.name for results in runs),
         runs=views,
