@@ -325,6 +325,7 @@ def _small(recipe: Recipe) -> Recipe:
     return replace(
         recipe, net=ResNet8(), method=replace(recipe.method, framework=framework), batch_size=32,
         epochs=30, epoch_images=640, eps_ramp=(0.2, 0.5), ema=0.99, precision="fp32",
+        schedule=OneCycle(0.03), augment=CropFlip(pad=0),
     ).with_eps(2 / 255)  # fmt: skip
 
 
