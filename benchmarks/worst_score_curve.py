@@ -15,6 +15,7 @@ from demur import TPR, AcceptedError, Linf, Run, WorstScore, run_attack
 from demur.attacks import RejectAutoAttackEnsemble
 from demur.evaluate import LoadedRun, RecordOptions, values
 from demur.evaluate.accepted_errors import worst_case_of
+from demur.recipes import rejectors_named
 from demur.rejectors.rule import Score
 
 LEVELS = (0.95, 0.8, 0.6, 0.4)
@@ -29,10 +30,14 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--split", default="cal", help="whose clean images choose thresholds")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument("--rejector", help="a name of demur score; by default that of the head")
     asked = parser.parse_args()
     loaded = LoadedRun(Run.open(asked.run), asked.device, asked.data)
     recipe = loaded.run.recipe
     ball, rejector = Linf(recipe.data.threat.linf), recipe.head_rejector[1]
+    if asked.rejector:
+        (rejector,) = rejectors_named([asked.rejector], recipe).values()
+    rejector = loaded.fitted(rejector)
     assert isinstance(rejector, Score)
     options, begin = RecordOptions(n=asked.n, keep_images=0), time.perf_counter()
     record = run_attack(loaded, "worst-score", WorstScore(ball, rejector), options)

@@ -15,7 +15,7 @@ from demur import metrics
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, values
 from demur.metrics import intervals
-from demur.report import explorer, sample
+from demur.report import explorer
 from demur.report.page import page_text
 from demur.report.scored_runs import ScoredRun
 from demur.runs import Run
@@ -64,9 +64,9 @@ def test_a_small_page_holds_every_image_and_no_sample(results: ScoredRun) -> Non
 def test_a_large_page_holds_a_sample_and_exact_curves(
     results: ScoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample, "LIMIT", 200)
-    monkeypatch.setattr(sample, "POINTS", 40 * 3 * (len(results.evaluation.scores) + 1))
-    monkeypatch.setattr(sample, "TOP", 9)  # fewer than the classes
+    monkeypatch.setattr(explorer, "MOST_IMAGES", 200)
+    monkeypatch.setattr(explorer, "MOST_POINTS", 40 * 3 * (len(results.evaluation.scores) + 1))
+    monkeypatch.setattr(explorer, "TOP_LOGITS", 9)  # fewer than the classes
     page = page_text([results])
     assert page == page_text([results])
     assert "a sample (100 of 600 images)" in page
@@ -96,20 +96,20 @@ def test_a_large_page_holds_a_sample_and_exact_curves(
 def test_the_sample_is_stratified_and_reproducible() -> None:
     generator = np.random.default_rng(0)
     score, correct = generator.random(20_000), generator.random(20_000) < 0.73
-    rows: Any = sample.sampled_rows(score, 1000, correct)
-    again: Any = sample.sampled_rows(score.copy(), 1000, correct.copy())
+    rows: Any = explorer.sampled_rows(score, 1000, correct)
+    again: Any = explorer.sampled_rows(score.copy(), 1000, correct.copy())
     assert np.array_equal(rows, again)
     assert len(np.unique(rows)) == 1000
     assert np.array_equal(rows, np.sort(rows))
     parts = np.argsort(np.lexsort((score, correct)))[rows] // 20  # of 20 images each
     assert np.array_equal(np.sort(parts), np.arange(1000))
     assert abs(correct[rows].mean() - correct.mean()) <= 1 / 1000
-    assert sample.sampled_rows(score[:10_000], 1000, correct[:10_000]) == slice(None)
+    assert explorer.sampled_rows(score[:10_000], 1000, correct[:10_000]) == slice(None)
 
 
 def test_a_sample_of_worst_scores_keeps_the_shares_at_every_threshold() -> None:
     worst = np.where(np.arange(30_000) % 3, -np.inf, np.random.default_rng(1).random(30_000))
-    kept = worst[sample.sampled_rows(worst)]
+    kept = worst[explorer.sampled_rows(worst)]
     assert len(kept) == 10_000
     for threshold in (0.0, 0.2, 0.9):
         assert abs((kept >= threshold).mean() - (worst >= threshold).mean()) <= 1e-4
@@ -117,7 +117,7 @@ def test_a_sample_of_worst_scores_keeps_the_shares_at_every_threshold() -> None:
 
 def test_of_a_thousand_classes_the_page_holds_the_top_logits() -> None:
     logits = np.random.default_rng(2).normal(size=(50, 1000)).astype(np.float32) * 3
-    top, kept, rest = sample.top_logits(logits)
+    top, kept, rest = explorer.top_logits(logits)
     dense = np.repeat(rest[:, None], 1000, axis=1)
     np.put_along_axis(dense, top, kept, 1)
     ours, exact = (
@@ -155,6 +155,6 @@ def test_resamples_in_blocks_equal_the_matrix_in_bounded_memory(
 def test_scores_that_are_no_numbers_are_refused() -> None:
     correct = np.array([True, False])
     with pytest.raises(BadInput, match="NaN"):
-        sample.exact_curve(np.array([0.1, np.nan]), correct, 10)
-    none = sample.exact_curve(np.array([0.1, 0.2]), np.array([False, False]), 10)
+        explorer.exact_curve(np.array([0.1, np.nan]), correct, 10)
+    none = explorer.exact_curve(np.array([0.1, 0.2]), np.array([False, False]), 10)
     assert none["at"].tolist() == [np.inf, np.inf]
