@@ -198,6 +198,7 @@ class _Scorer:
         stored = record.stored_scores | computed
         arrays = {name: a for name, a in record.arrays.items() if name not in DROPPED_ARRAYS}
         metadata = record.metadata | {"archive": True, "features": False, "images": 0}
+        metadata.pop("recipe", None)  # recipe.txt, whose digest the checkpoint has
         if any(not isinstance(self.rejectors[text], Score) for text in computed):
             by = {"scores_fitted": sorted({*self.fitted.values()}), "scored_by": code_version()}
             metadata |= by

@@ -23,7 +23,7 @@ from demur.evaluate.record_scores import JsonFields, can_score, values
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
-from demur.recipes import VOCABULARY, Recipe
+from demur.recipes import VOCABULARY
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import Spec, read, show, specs_in
@@ -125,7 +125,7 @@ class ParsedRecord:
 class Evidence:
     """Records of one split of a run, with the scores of its rejectors.
 
-    None as the rejectors takes those of the recipe in the records.
+    None as the rejectors takes those of the evaluation's run.
     """
 
     def __init__(
@@ -134,9 +134,8 @@ class Evidence:
     ) -> None:  # fmt: skip
         self.evaluation, self.records = evaluation, list(records)
         if rejectors is None:
-            texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
-            recipes = (found for found in map(_parse, texts) if isinstance(found, Recipe))
-            rejectors = next((recipe.rejectors() for recipe in recipes), {})
+            loaded = evaluation.loaded
+            rejectors = {} if loaded is None else loaded.run.recipe.rejectors()
         self.rejectors = rejectors
         unattacked = Clean | Corruption
         self.attacked = [one for one in self.records if not isinstance(one.attack, unattacked)]
