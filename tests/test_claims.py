@@ -75,10 +75,10 @@ def test_a_changed_number_of_a_page_is_a_problem(
     every = max(1, len(places) // samples(20, len(places)))
     for name, start, end in places[::every]:
         text = pages[name]
-        last = text[end - 1]
-        changed = str((int(last) + 5) % 10) if last.isdecimal() else "two"
-        other = text[: end - 1] + changed + text[end:]
-        other = other if last.isdecimal() else f"{text[:start]}nine{text[end:]}"
+        printed = text[start:end]
+        last = f"{(int(printed[-1]) + 5) % 10}" if printed[-1].isdecimal() else ""
+        changed = f"{printed[:-1]}{last}" if last else "zero"
+        other = f"{text[:start]}{changed}{text[end:]}"
         found = check_pages(pages | {name: other}, known, sources).problems
         assert any(name in one and "DIFFERENT" in one for one in found), text[start - 50 : end]
 
