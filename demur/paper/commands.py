@@ -275,6 +275,32 @@ def _print_page(text: str, form: str, out: str | None) -> None:
 
 
 @paper_app.command()
+def claims(
+    read_from: Annotated[
+        str, typer.Option("--from", help="Folder with claims.toml and the runs.")
+    ] = "results",
+) -> None:
+    """Compute every number in the prose of README.md and of the conclusions from its source.
+
+    Prints a line for each. The exit code is 1 where the text and a source differ, where a phrase of
+    the claims is gone, or where a number has no source and is no setting.
+
+    Example: demur paper claims --from results
+    """
+    from demur.paper.claims import check_claims
+
+    report = check_claims(Path(read_from))
+    for one in report.checked:
+        typer.echo(one)
+    count = f"{len(report.checked)} numbers have a source, {len(report.settings)} are settings"
+    typer.echo(f"{count}, {len(report.problems)} problems")
+    for problem in report.problems:
+        typer.echo(f"demur: {problem}", err=True)
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@paper_app.command()
 def figure(
     names: Annotated[
         list[str] | None,

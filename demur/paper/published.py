@@ -8,7 +8,10 @@ A column names the attacks that may fill it, the paper's own first, and the metr
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from demur.data.corruptions import PAPER_CORRUPTIONS
 from demur.errors import BadInput, suggestion
@@ -422,3 +425,33 @@ TEXT_TABLES = (  # results that the paper gives in its text
     ),
 )  # fmt: skip
 TABLES_BY_NUMBER = PAPER_TABLES | {table.number: table for table in TEXT_TABLES}
+
+
+def published_numbers(number: int | str, rows: str | list[str], columns: str | list[str]) -> Any:
+    """Published numbers of rows and columns by labels or patterns, in the order of the table.
+
+    Returns an array, or the only number. BadInput is raised for a label that the table lacks.
+    """
+    cells = [
+        (row.label, column.label, value) for row, column, value in TABLES_BY_NUMBER[number].cells()
+    ]
+    chosen = [
+        {name for one in as_list(given) for name in fitting(one, labels)}
+        for given, labels in ((rows, [r for r, _, _ in cells]), (columns, [c for _, c, _ in cells]))
+    ]
+    found = [value for row, column, value in cells if row in chosen[0] and column in chosen[1]]
+    return np.array(found) if len(found) > 1 else found[0]
+
+
+def as_list(one: str | list[str]) -> list[str]:
+    """The list, or that of a single text."""
+    return [one] if isinstance(one, str) else one
+
+
+def fitting(pattern: str, names: Iterable[str]) -> list[str]:
+    """The name itself, or else the names that fit a pattern such as LID*; BadInput without any."""
+    known = [*names]
+    found = [pattern] if pattern in known else [one for one in known if fnmatchcase(one, pattern)]
+    if not found:
+        raise BadInput(f"there is no {pattern!r}; {suggestion(pattern, known)}")
+    return found

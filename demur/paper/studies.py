@@ -1,4 +1,4 @@
-"""Studies of stored records: minimal distortion under C&W, and oracle probes.
+"""Studies of stored records: minimal distortion under C&W, oracle probes, metrics by name.
 
 Distortion, normal: the prediction is wrong. Adaptive: it is wrong, and its score reaches the median
 score of correct predictions on clean training images. An image is broken if the search changed it,
@@ -6,8 +6,12 @@ or if it needs no change: no second verdict is taken so near the boundary. An or
 what a rejector with the outputs of a net as inputs could reach.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,17 +23,25 @@ from torch.nn.functional import one_hot
 from demur import metrics
 from demur.attacks import CW, Attack
 from demur.attacks.attack import RuleCriterion
-from demur.errors import BadInput, import_optional
-from demur.evaluate import ScoredRecord
+from demur.calibrate import TPR
+from demur.errors import BadInput, import_optional, suggestion
+from demur.evaluate import ScoredRecord, tcon_of, values
 from demur.evaluate.binding import CleanRecord, resolve_thresholds
-from demur.evaluate.record_scores import JsonFields
+from demur.evaluate.paired_differences import paired
+from demur.evaluate.record_scores import JsonFields, StoredScore, can_score
 from demur.metrics import BoolArray, FloatArray, Interval
+from demur.metrics.intervals import student_p
 from demur.output import log_probabilities, prediction
-from demur.recipes import Recipe
+from demur.paper.published import as_list, fitting
+from demur.paper.scales import settings_grid
+from demur.recipes import VOCABULARY, Recipe
 from demur.recipes import attack as attack_named
-from demur.rejectors import Rejector
+from demur.rejectors import Rectifier, Rejector
+from demur.rejectors.rule import Score
 from demur.report.terminal import percent, plain_table, show_table, signed, terminal
-from demur.runs import Record
+from demur.runs import Record, Run
+from demur.runs.record import read_record
+from demur.spec import read, show
 
 NORMAL = "normal"
 Norm = Literal["L2", "Linf", "Linf-adam"]
@@ -339,3 +351,130 @@ def probe_sentence(scored: ScoredRecord) -> str:
     value, low, high = (signed(end, 1, 3) for end in gap[:3])
     where = f"{scored.summary.attack} (n={scored.summary.n})"
     return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
+
+
+def rr_loss(p: FloatArray, target: FloatArray) -> float:
+    """Mean binary cross-entropy: L_RR of R-Con and T-Con, N each."""
+    p = np.clip(p, 1e-12, 1 - 1e-12)
+    return float(-np.mean(target * np.log(p) + (1 - target) * np.log(1 - p)))
+
+
+def best_constants(con: FloatArray, tcon: FloatArray, bins: int) -> dict[str, Any]:
+    """The constants A that minimise L_RR in equal parts of the images by confidence, and L_RR."""
+    order, found = np.argsort(con, kind="stable"), np.empty(len(con))
+    for part in np.array_split(order, bins):
+        c, t, low, high = con[part], tcon[part], 0.0, 1.0
+        for _ in range(30):  # the loss is convex in A: bisect its derivative
+            a = (low + high) / 2
+            rises = np.mean((1 - t) * c / (1 - c * a)) > np.mean(t) / a
+            low, high = (low, a) if rises else (a, high)
+        found[part] = a
+    return {"a": found[order], "loss": rr_loss(con * found, tcon)}
+
+
+def p_value(a: FloatArray, b: FloatArray) -> float:
+    """Two-sided p of Student's t-test of two independent samples."""
+    freedom, parts = len(a) + len(b) - 2, [((one - one.mean()) ** 2).sum() for one in (a, b)]
+    error = np.sqrt(sum(parts) / freedom * (1 / len(a) + 1 / len(b)))
+    return student_p(float((a.mean() - b.mean()) / error), freedom)
+
+
+def rank_correlation(a: FloatArray, b: FloatArray) -> float:
+    """Spearman's rank correlation of scores without ties."""
+    ranks = [np.argsort(np.argsort(one)) for one in (a, b)]
+    matrix: FloatArray = np.corrcoef(np.stack(ranks))
+    return float(matrix[0, 1])
+
+
+class RecordMetrics:
+    """Metrics of stored records, by patterns of a run, an attack and a score.
+
+    `functions` has each by name. Lists of patterns, or a pattern of several runs, give an array.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = cache(self._runs)
+        self.record = cache(self._record)
+        self.scores = cache(self._scores)
+        self.functions: dict[str, Callable[..., Any]] = {
+            "accuracy": self._each(lambda *one: 100 * self.record(*one).correct.mean()),
+            "tpr95": self._each(lambda *one: 100 * metrics.paper_stats(*self.pair(*one)).accuracy),
+            "auroc": self._each(lambda *one: metrics.auroc(*self.pair(*one))),
+            "errors": self._each(self._errors),
+            "distance": self._each(self._distance),
+            "gap": self._gap,
+            "score": self._each(self.scores),
+            "correct": self._each(lambda *one: self.record(*one).correct),
+        }
+
+    def _runs(self, pattern: str) -> tuple[Run, ...]:
+        found = sorted(self.folder.glob(f"{pattern}/recipe.txt"))
+        if not found:
+            raise BadInput(f"{self.folder} has no run {pattern!r}")
+        return tuple(Run(path.parent) for path in found)
+
+    def _record(self, run: Run, attack: str) -> Record:
+        """The record of most images of the attack whose label fits the pattern."""
+        found = [(json.loads(p.read_text()), p) for p in run.records_folder.glob("*.json")]
+        labels = fitting(attack, {one["label"] for one, _ in found})
+        if len(labels) != 1:
+            raise BadInput(f"{run.path} has {len(labels)} attacks like {attack!r}, not one")
+        of_attack = [(one["n"], path) for one, path in found if one["label"] == labels[0]]
+        return read_record(max(of_attack)[1].with_suffix(".npz"))
+
+    def _scores(self, run: Run, attack: str, name: str) -> FloatArray:
+        """A score of the images, N: Con, head (that of the head), A, T-Con, or a rejector's."""
+        record = self.record(run, attack)
+        if name == "T-Con":
+            return tcon_of(record)
+        if name == "A" and not can_score(Rectifier(), record):
+            found: FloatArray = self.scores(run, attack, "head") / self.scores(run, attack, "Con")
+            return found
+        known = run.recipe.rejectors() | settings_grid(run.recipe)
+        own = {"head": run.recipe.head_rejector[1], "A": Rectifier()}
+        if name not in (both := known | own):
+            raise BadInput(f"{run.path} has no rejector {name!r}; {suggestion(name, both)}")
+        rejector = both[name]
+        stored = StoredScore(show(rejector, full=True))  # of a rejector that was fitted
+        return values(rejector if isinstance(rejector, Score) else stored, record)
+
+    def pair(self, run: Run, attack: str, name: str) -> tuple[FloatArray, metrics.BoolArray]:
+        """A score of the images, and which predictions are correct; N each."""
+        return self.scores(run, attack, name), self.record(run, attack).correct
+
+    def _errors(self, run: Run, attack: str, name: str) -> float:
+        """Accepted errors in percent of the images, at the threshold from clean images."""
+        threshold = TPR(0.95).threshold(*self.pair(run, "clean", name))
+        score, correct = self.pair(run, attack, name)
+        return 100 * float(((score >= threshold) & ~correct).mean())
+
+    def _distance(self, run: Run, attack: str) -> float:
+        """The mean distance as the paper counts it."""
+        record = self.record(run, attack)
+        spec = read(str(record.metadata["spec"]), VOCABULARY)
+        normal = self.record(run, attack.replace("-adaptive", ""))
+        found = paper_mean_distance(record, normal, spec) if isinstance(spec, CW) else None
+        if found is None:
+            raise BadInput(f"{record.label} on {run.path} has no distances of C&W")
+        return found
+
+    def _gap(self, pattern: str, attack: str) -> dict[str, float]:
+        """AUROC of R-Con minus that of confidence of the same nets, with its interval."""
+        gaps = [
+            metrics.auroc_difference(
+                self.scores(run, attack, "head"), *self.pair(run, attack, "Con")
+            )
+            for run in self.runs(pattern)
+        ]
+        return paired(gaps)._asdict()
+
+    def _each(self, measure: Callable[..., Any]) -> Callable[..., Any]:
+        """The measure of all runs, attacks and scores that are given, or of the only one."""
+
+        def measured(pattern: Any, *rest: Any) -> Any:
+            runs = [run for one in as_list(pattern) for run in self.runs(one)]
+            found = [measure(*one) for one in product(runs, *map(as_list, rest))]
+            return np.array(found) if len(found) > 1 else found[0]
+
+        return measured
