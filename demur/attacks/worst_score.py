@@ -48,8 +48,9 @@ class WorstScore(Attack):
     """For each image, the wrong prediction with the highest score that is found in the ball.
 
     Auto-PGD towards each wrong class, on `TargetedScore` and on `TargetedLogScore`: one finds more
-    for most nets, the other where gradients mislead. Images on which neither makes a prediction
-    wrong are attacked on the margin of each class alone. Examples are compared by their score in an
+    for most nets, the other where gradients mislead. The likeliest wrong classes have a second run
+    of both. Images on which no prediction is wrong yet are attacked on the margin of each class
+    alone. Examples are compared by their score in an
     exact forward pass. An image on which no prediction became wrong is returned unchanged. A
     coupled rejector keeps the threshold of its gate; the score is the second one.
 
@@ -58,7 +59,8 @@ class WorstScore(Attack):
         rejector: The rejector or its score, one or a coupled pair.
         steps: The steps towards each class.
         targets: The number of wrong classes, by decreasing logit; None is every one.
-        restarts: The number of runs on each objective towards each class.
+        again: The number of wrong classes, the likeliest ones, that have a second run.
+        restarts: The number of times that all this is done.
         seed: The seed of the random starts.
         threshold: The largest threshold of interest, such as TPR(0.4). Restarts leave out
             images whose worst score has reached it. None leaves out no image.
@@ -74,12 +76,13 @@ class WorstScore(Attack):
         >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 
-    VERSION: ClassVar[int] = 2  # version 1 had the first objective alone
+    VERSION: ClassVar[int] = 3  # version 1 had the first objective alone, version 2 no second run
 
     ball: Ball
     rejector: Rejector | Score
     steps: PositiveInt = 100
     targets: PositiveInt | None = 9
+    again: NonNegativeInt = 3
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
     threshold: float | OperatingPoint | None = field(default=None, metadata=later(neutral=None))
@@ -90,8 +93,10 @@ class WorstScore(Attack):
 
     @property
     def gradient_queries(self) -> float:
-        runs = (self.targets or 1) * self.restarts
-        return runs * sum(ascent.gradient_queries for ascent in self.ascents)
+        *by_score, margin = (ascent.gradient_queries for ascent in self.ascents)
+        targets = self.targets or 1
+        each = (targets + min(self.again, targets)) * sum(by_score) + targets * margin
+        return self.restarts * each
 
     @property
     def ascents(self) -> tuple[APGD, ...]:
@@ -111,7 +116,9 @@ class WorstScore(Attack):
             raise BadInput(RANDOMISED)
         found = Best(batch.x.clone(), value)
         targets = wrong_classes(out.logits, batch.y, self.targets)  # T, N
-        once = [(ascent, target) for ascent in self.ascents for target in targets]
+        *by_score, _ = self.ascents
+        second = [(ascent, target) for ascent in by_score for target in targets[: self.again]]
+        once = second + [(ascent, target) for ascent in self.ascents for target in targets]
         attempts = self.restarts * len(once)
         for number in range(attempts):
             ascent, target = once[number % len(once)]
