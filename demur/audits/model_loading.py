@@ -43,8 +43,8 @@ OFFICIAL = (  # names in the Rectified-Rejection repository, and here
     (r"\.(shortcut\.0|convShortcut)\.", lambda m: ".shortcut."),
 )  # fmt: skip
 KINDS = (
-    "a run or a net of demur list models, MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, "
-    f"transformers:FOLDER or {RECTIFIED}"
+    "a run or a net of demur list models, hub:OWNER/NAME, MODULE:NAME, FILE.onnx, http://ADDRESS, "
+    f"timm:NAME, transformers:FOLDER or {RECTIFIED}"
 )
 ONNX_TYPES = {
     "tensor(uint8)": np.uint8, "tensor(double)": np.float64, "tensor(float16)": np.float16,
@@ -63,10 +63,11 @@ def load_model(
     """Return the model that a text names, in eval mode, with the weights of a checkpoint.
 
     Args:
-        text: A run folder, or the name of a run or of a net of the zoo; MODULE:NAME of a model, of
-            a class, or of a function without arguments that returns a model; FILE.onnx or
-            FILE.onnx:OUTPUT; the address of a service; timm:NAME; transformers:FOLDER of an image
-            classifier; or rectified-rejection for a checkpoint of that repository.
+        text: A run folder, the name of a run or of a net of the zoo, or hub:OWNER/NAME of a run on
+            the Hugging Face hub; MODULE:NAME of a model, of a class, or of a function without
+            arguments that returns a model; FILE.onnx or FILE.onnx:OUTPUT; the address of a service;
+            timm:NAME; transformers:FOLDER of an image classifier; or rectified-rejection for a
+            checkpoint of that repository.
         checkpoint: A .safetensors file, or a file of torch.save that holds weights only.
         adapter: MODULE:NAME of a function (images, send) to logits for a service with another
             format than demur's; see `HttpService`.
@@ -82,12 +83,14 @@ def load_model(
     if adapter is not None:
         raise BadInput("--adapter is for a service; give its address, such as http://HOST:8000")
     module, _, name = text.partition(":")
-    if text != RECTIFIED and not (module and name):
+    if text != RECTIFIED and not (module and name and module != "hub"):
         if checkpoint is not None:
             raise BadInput(f"{shorten(text)!r} is no model for a checkpoint; write {KINDS}")
         try:
             run = Run.open(text)
         except BadInput as reason:
+            if module == "hub":
+                raise
             raise BadInput(f"{shorten(text)!r} is no model; write {KINDS} ({reason})") from None
         return run.net(torch.device("cpu"))
     weights = None if checkpoint is None else read_weights(Path(checkpoint))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, first_line, suggestion
 from demur.files.atomic import (
     MEGABYTE,
     TEMPORARY_FILES,
@@ -53,6 +53,8 @@ def zoo_names() -> list[str]:
     return sorted(path.parent.name for path in zoo_folder().glob("[!.]*/model.safetensors"))
 
 
+HUB = "hub:"
+HUB_FILES = ("recipe.txt", "checkpoint.json", "metrics.jsonl", "model.safetensors", "records/*")
 MAX_METRICS = 64 * MEGABYTE
 LISTING = "data.csv"
 Tensors = dict[str, Tensor]
@@ -87,8 +89,11 @@ class Run:
     def open(name: str, home: Path = Path("runs")) -> "Run":
         """Find a run by its path, its name under `home`, or that of a net of the zoo.
 
+        hub:OWNER/NAME is a run of the Hugging Face hub, which is downloaded into `home` once.
         BadInput suggests similar names if there is none.
         """
+        if name.startswith(HUB):
+            name = str(_from_hub(name, home))
         for path in (Path(name), home / name, zoo_folder() / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
@@ -282,6 +287,28 @@ class Run:
                 self.records_folder, record.label, record.metadata["split"], record.digest
             )
             raise BadInput(f"{path} is damaged: y holds a label that is no class; {REMEDY}")
+
+
+def _from_hub(name: str, home: Path) -> Path:
+    """Folder of a run of the hub, downloaded unless it is there; its name comes last."""
+    repository = name.removeprefix(HUB)
+    target = home / repository.replace("/", "--")
+    if target.exists():
+        return target
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise BadInput(f"{name} needs a package: pip install huggingface_hub") from None
+    unfinished = home / f".{target.name}"  # a download that was stopped continues here
+    try:
+        snapshot_download(repository, local_dir=unfinished, allow_patterns=[*HUB_FILES])
+    except Exception as error:  # of its HTTP library, which depends on the version
+        raise BadInput(f"{name} was not downloaded: {first_line(error)}") from error
+    shutil.rmtree(unfinished / ".cache", ignore_errors=True)
+    if not (unfinished / "recipe.txt").is_file():
+        raise BadInput(f"{name} is not a run: recipe.txt is missing")
+    unfinished.rename(target)
+    return target
 
 
 def runs_in(folder: Path) -> list[Run]:
