@@ -112,11 +112,17 @@ class TestFlags:
             (SLOPE, "shattered input", "plain, seed 0", "clean images"),
             pytest.param(SLOPE, "reversed gradient", "bf16", "48 of 48 clean images", marks=LONG),
             (SLOPE, "gradient of another seed", "plain, seed 1", "random directions"),
-            pytest.param(SLOPE, "gradient of a robust net", "fp16", "random directions", marks=LONG),
-            pytest.param(SLOPE, "soft quantised", "maximum of three nets", "clean images", marks=LONG),
+            pytest.param(
+                SLOPE, "gradient of a robust net", "fp16", "random directions", marks=LONG
+            ),
+            pytest.param(
+                SLOPE, "soft quantised", "maximum of three nets", "clean images", marks=LONG
+            ),
             (JUMP, "masked", "robust, seed 0", "48 of 48 lines"),
             pytest.param(JUMP, "purified", "mixture at temperature 0.01", "jumps", marks=LONG),
-            pytest.param(JUMP, "cache by rounded image", "steep gate between two nets", "jumps", marks=LONG),
+            pytest.param(
+                JUMP, "cache by rounded image", "steep gate between two nets", "jumps", marks=LONG
+            ),
             (JUMP, "seeded by input", "small noise", "A change of 0.0001"),
             pytest.param(JUMP, "hashed rejector", "Con", "A change of 0.0001", marks=LONG),
             (JUMP, "masked score", "Con", "the score jumps"),

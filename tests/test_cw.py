@@ -46,7 +46,8 @@ class TestContract:
 def test_finds_the_distance_of_a_linear_net(norm: Norm, slack: float) -> None:
     net, x = LinearNet(), centred_images(6)
     y = prediction(net(x))
-    found = CW(norm, searches=5, steps=150 if norm == "Linf-adam" else 80, rate=0.01).distances(net, x, y)
+    steps = 150 if norm == "Linf-adam" else 80
+    found = CW(norm, searches=5, steps=steps, rate=0.01).distances(net, x, y)
     optimum = distance(net, x, y, norm[:4])
     size = found.distance.sqrt() if norm == "L2" else found.distance
     assert found.broken.all()
