@@ -49,9 +49,7 @@ def test_backtracking_ends_above_the_start_and_plain_steps(
     assert (more >= found).all()
 
 
-def test_backtracking_helps_with_too_large_steps(
-    quick_net: QuickNet, test_images: Images
-) -> None:
+def test_backtracking_helps_with_too_large_steps(quick_net: QuickNet, test_images: Images) -> None:
     x, y = test_images.batch(slice(0, 100))
     long = PGD(Linf(0.1), steps=12, step_size=0.2, start="clean", objective=CE(), backtrack=2.0)
     back = objective_value(quick_net, CE(), long(quick_net, x, y), y)
