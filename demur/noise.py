@@ -36,7 +36,7 @@ def uniform(seed: Stream, index: Tensor, stream: Stream, shape: tuple[int, ...])
     count = math.prod(shape)
     first, second = _keys(seed, index.long(), stream)
     position = torch.arange(count, device=index.device)[None, :] * _GOLDEN & _MASK  # 1, count
-    bits = _hash32((_hash32((position + first[:, None]) & _MASK) + second[:, None]) & _MASK)
+    bits: Tensor = _hash32((_hash32((position + first[:, None]) & _MASK) + second[:, None]) & _MASK)
     # A float32 represents 24 bits exactly, so the result is below 1.
     return ((bits >> 8).float() / 2**24).view(len(index), *shape)
 
@@ -51,7 +51,8 @@ def normal(seed: Stream, index: Tensor, stream: Stream, shape: tuple[int, ...]) 
 def permutation(seed: Stream, count: int, stream: Stream) -> Tensor:
     """Return a random permutation of 0 ... count-1."""
     first, second = _keys(seed, torch.arange(count), stream)
-    return ((first << 31) + second).argsort(stable=True)
+    keys: Tensor = (first << 31) + second
+    return keys.argsort(stable=True)
 
 
 def derive_seed(seed: Stream, *words: Stream) -> Stream:

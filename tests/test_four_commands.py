@@ -14,10 +14,7 @@ from tests import forked
 from tests.own_images import write_folder
 from tests.test_code_style import ROOT
 
-BRIEF = [
-    "size=16", "width=4", "epochs=1", "epoch_images=200", "attack.steps=2",
-    "validation_attack.steps=2",
-]  # fmt: skip
+BRIEF = ["size=16", "width=4", "epochs=1", "attack.steps=3", "validation_attack.steps=3"]
 FEWER = {"attack": ["--n", "15"], "serve": ["--port", "0", "--device", "cpu"]}
 
 

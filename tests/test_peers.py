@@ -6,7 +6,6 @@ import torch
 from demur.attacks import PGD
 from demur.attacks.balls import L2, Ball, Linf
 from demur.data import Images
-from demur.nets import RejectingNet
 from demur.output import prediction
 from tests.quick_net import QuickNet
 from tests.samples import Samples
@@ -14,7 +13,7 @@ from tests.samples import Samples
 STEPS = 20
 
 
-def _correct(net: RejectingNet, x_adv: torch.Tensor, y: torch.Tensor) -> int:
+def _correct(net: QuickNet, x_adv: torch.Tensor, y: torch.Tensor) -> int:
     return int((prediction(net(x_adv)) == y).sum())
 
 
