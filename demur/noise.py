@@ -10,6 +10,7 @@ gives the same numbers in one launch instead of about a hundred.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +34,9 @@ def uniform(seed: Stream, index: Tensor, stream: Stream, shape: tuple[int, ...])
         seed_tensor, stream_tensor = (_as_tensor(word, index.device) for word in (seed, stream))
         return _uniform_on_gpu(seed_tensor, index, stream_tensor, shape)
     count = math.prod(shape)
-    first, second = _keys(seed, index, stream)
+    first, second = _keys(seed, index.long(), stream)
     position = torch.arange(count, device=index.device)[None, :] * _GOLDEN & _MASK  # 1, count
-    bits = _hash32((_hash32((position + first[:, None]) & _MASK) + second[:, None]) & _MASK)
+    bits: Tensor = _hash32((_hash32((position + first[:, None]) & _MASK) + second[:, None]) & _MASK)
     # A float32 represents 24 bits exactly, so the result is below 1.
     return ((bits >> 8).float() / 2**24).view(len(index), *shape)
 
@@ -50,7 +51,8 @@ def normal(seed: Stream, index: Tensor, stream: Stream, shape: tuple[int, ...]) 
 def permutation(seed: Stream, count: int, stream: Stream) -> Tensor:
     """Return a random permutation of 0 ... count-1."""
     first, second = _keys(seed, torch.arange(count), stream)
-    return ((first << 31) + second).argsort(stable=True)
+    keys: Tensor = (first << 31) + second
+    return keys.argsort(stable=True)
 
 
 def derive_seed(seed: Stream, *words: Stream) -> Stream:
@@ -58,15 +60,13 @@ def derive_seed(seed: Stream, *words: Stream) -> Stream:
 
     The result is a tensor if any argument is one, else an int.
     """
-    device = next((w.device for w in (seed, *words) if isinstance(w, Tensor)), torch.device("cpu"))
-    tensors = [_as_tensor(word, device) for word in (seed, *words)]
-    if device.type == "cuda" and triton is not None:
-        return _derive_seed_on_gpu(tensors)
-    key = tensors[0]
-    for word in (_as_tensor(len(words), device), *tensors[1:]):
-        first, second = _keys(key, word, 0)
-        key = first << 31 ^ second
-    return key if any(isinstance(word, Tensor) for word in (seed, *words)) else int(key)
+    device = next((w.device for w in (seed, *words) if isinstance(w, Tensor)), None)
+    if device is not None and device.type == "cuda" and triton is not None:
+        return _derive_seed_on_gpu([_as_tensor(word, device) for word in (seed, *words)])
+    for word in (len(words), *words):
+        first, second = _keys(seed, word, 0)
+        seed = first << 31 ^ second
+    return seed
 
 
 def _as_tensor(word: Stream, device: torch.device) -> Tensor:
@@ -75,11 +75,11 @@ def _as_tensor(word: Stream, device: torch.device) -> Tensor:
     return torch.full((1,), word, dtype=torch.int64, device=device)
 
 
-def _keys(seed: Stream, index: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
-    """Return two independent 32-bit hashes of (seed, index, stream)."""
+def _keys(seed: Stream, index: Any, stream: Stream) -> tuple[Any, Any]:
+    """Return two independent 32-bit hashes of (seed, index, stream); integers of integers."""
     keys = []
     for salt in (1, 2):
-        key = torch.full_like(index, (salt * _GOLDEN) & _MASK, dtype=torch.int64)
+        key: Any = (salt * _GOLDEN) & _MASK
         for word in (*_halves(seed), index, *_halves(stream)):
             key = _hash32((key * 5 + word + 1) & _MASK)
         keys.append(key)
@@ -90,7 +90,7 @@ def _halves(number: Stream) -> tuple[Stream, Stream]:
     return number & _MASK, number >> 32 & _MASK
 
 
-def _hash32(h: Tensor) -> Tensor:
+def _hash32(h: Any) -> Any:
     """Return a 32-bit integer hash, computed in int64 so that no product overflows."""
     h = (h ^ (h >> 16)) * 0x21F0AAAD & _MASK
     h = (h ^ (h >> 15)) * 0x735A2D97 & _MASK

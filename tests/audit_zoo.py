@@ -23,6 +23,7 @@ from demur.rejectors import Con, Energy, RCon
 
 EPS = 0.1
 SEED = [0]  # of all weights, and which test images are attacked
+STEPS = 300  # of training, where a model asks for no other number
 Function = Callable[[Tensor], Any]
 same: Function = lambda x: x  # noqa: E731
 
@@ -80,7 +81,7 @@ class Net(nn.Module):
 
 def trained(
     make: Callable[[], nn.Module], robust: bool = True, seed: int = 0, change: Function = same,
-    labels: Function = same, steps: int = 300,
+    labels: Function = same, steps: int | None = None,
 ) -> Any:  # fmt: skip
     """Return a net after steps of FGSM training, or of plain training."""
     with torch.random.fork_rng([]):
@@ -89,7 +90,7 @@ def trained(
         x, y = Digits().load()["fit"].batch(slice(None))
         x, y = change(x), labels(y)
         optimiser = torch.optim.Adam(net.parameters(), 0.01)
-        for step in range(steps):
+        for step in range(steps or STEPS):
             rows = torch.arange(128 * step, 128 * (step + 1)) % len(x)
             images = x[rows].requires_grad_()
             if robust:

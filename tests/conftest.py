@@ -10,7 +10,7 @@ from tests.samples import EXHAUSTIVE, mark_long_versions, note_result, samples
 __all__ = ["samples"]
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
-TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
+TINY = ["epochs=6", "width=4", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
 TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]  # of any recipe
 STUDY = ("paper", "study", "recipes")  # a command that compares recipes
 FEW = 150  # images: two whole batches of 64 and a part of one

@@ -62,6 +62,14 @@ def pytest_runtest_call() -> None:
     pytest_runtest_setup()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_fsync() -> Iterator[None]:
+    """Files of tests need not outlive a power failure, and a busy disk takes long to sync."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def onednn_stays_enabled() -> Iterator[None]:
     """Enable oneDNN again: torch disables it where a CPU without bf16 fails at a bf16 product.

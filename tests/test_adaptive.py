@@ -33,7 +33,7 @@ STUDY = ("paper", "study", "adaptive")
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 LOGITS, AUX = (2.0, 1.0, 0.0), 0.5
 ETA, TARGET = 10.0, 2
-QUICK = ("--n", "30", "--steps", "2", "--restarts", "1", "--etas", "1,10")
+QUICK = ("--n", "12", "--steps", "2", "--restarts", "1", "--etas", "1,10")
 
 
 def toy() -> Output:
@@ -136,8 +136,8 @@ def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: LoadedRu
     assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
     chain = resolve_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
-    x, y = images.batch(slice(0, 16))
-    attack_batch = AttackBatch(attack_model(net), x, y, torch.arange(16), None)
+    x, y = images.batch(slice(0, 6))
+    attack_batch = AttackBatch(attack_model(net), x, y, torch.arange(6), None)
     with torch.no_grad():
         worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []
@@ -202,7 +202,7 @@ def test_both_protocols_run_and_reuse_records(command: Command, run_here: Path) 
     (worst,) = (
         r for r in found["deploy"]["rows"] if (r["rejector"], r["protocol"]) == ("R-Con", "deploy")
     )
-    assert worst["point"]["n"] == 30
+    assert worst["point"]["n"] == 12
     written = {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
     assert sum("adaptive-worst" in path.name for path in written) == 2
     code, out, _ = command(*words)
@@ -211,7 +211,7 @@ def test_both_protocols_run_and_reuse_records(command: Command, run_here: Path) 
         assert word in out, word
     assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
     typed = "adaptive-ce-log-score:eta=10,steps=2,restarts=1"
-    assert command("attack", "tiny", typed, "--n", "30")[0] == 0
+    assert command("attack", "tiny", typed, "--n", "12")[0] == 0
     assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
 
 

@@ -40,6 +40,7 @@ from demur.rejectors import ModelScore
 from demur.rejectors.rule import Score
 from demur.sanity.evidence import Grade
 from demur.sanity.single_records import FLAT, NOT_RISEN
+from tests import audit_zoo
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
 from tests.audit_zoo_odd import ALL
 from tests.conftest import Command
@@ -58,8 +59,9 @@ def few_games(*given: Any, **fields: Any) -> MaxMinMargin:
 
 @pytest.fixture(scope="module", autouse=True)
 def short_attacks() -> Iterator[None]:
-    """Few steps in every ensemble."""
+    """Few steps in every ensemble, and in the training of every net."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_zoo, "STEPS", audit_zoo.STEPS if EXHAUSTIVE else 150)
         patch.setattr(autoattack, "Square", partial(Square, queries=60))
         patch.setattr(autoattack, "APGD", partial(APGD, steps=10))
         patch.setattr(autoattack, "FAB", partial(FAB, steps=2))
@@ -108,23 +110,29 @@ class TestFlags:
         [
             (SLOPE, "decoy", "robust, seed 0", "48 of 48 clean images"),
             (SLOPE, "shattered input", "plain, seed 0", "clean images"),
-            (SLOPE, "reversed gradient", "bf16", "48 of 48 clean images"),
+            pytest.param(SLOPE, "reversed gradient", "bf16", "48 of 48 clean images", marks=LONG),
             (SLOPE, "gradient of another seed", "plain, seed 1", "random directions"),
-            (SLOPE, "gradient of a robust net", "fp16", "random directions"),
-            (SLOPE, "soft quantised", "maximum of three nets", "clean images"),
+            pytest.param(
+                SLOPE, "gradient of a robust net", "fp16", "random directions", marks=LONG
+            ),
+            pytest.param(
+                SLOPE, "soft quantised", "maximum of three nets", "clean images", marks=LONG
+            ),
             (JUMP, "masked", "robust, seed 0", "48 of 48 lines"),
-            (JUMP, "purified", "mixture at temperature 0.01", "jumps"),
-            (JUMP, "cache by rounded image", "steep gate between two nets", "jumps"),
+            pytest.param(JUMP, "purified", "mixture at temperature 0.01", "jumps", marks=LONG),
+            pytest.param(
+                JUMP, "cache by rounded image", "steep gate between two nets", "jumps", marks=LONG
+            ),
             (JUMP, "seeded by input", "small noise", "A change of 0.0001"),
-            (JUMP, "hashed rejector", "Con", "A change of 0.0001"),
+            pytest.param(JUMP, "hashed rejector", "Con", "A change of 0.0001", marks=LONG),
             (JUMP, "masked score", "Con", "the score jumps"),
             (JUMP, "stored images", "Con", STORED),
             pytest.param(JUMP, "stored images", "fp16", STORED, marks=LONG),  # slow on a CPU
             (CHANGE, "batch statistic", "robust, seed 0", "8 of 8 asked alone"),
-            (CHANGE, "order", "plain, seed 0", "in reverse order"),
+            pytest.param(CHANGE, "order", "plain, seed 0", "in reverse order", marks=LONG),
             pytest.param(CHANGE, "order", "3x32x32 convolution", "in reverse order", marks=LONG),
             (CHANGE, "slow counter", "plain, seed 0", "differ"),
-            (CHANGE, "counter", "noise from its own generator", "differ"),
+            pytest.param(CHANGE, "counter", "noise from its own generator", "differ", marks=LONG),
             (CHANGE, "batch rejector", "Con", "in half of the batch"),
         ],
     )

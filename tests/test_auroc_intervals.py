@@ -41,7 +41,7 @@ def test_intervals_are_close_to_the_bootstrap(ties: bool) -> None:
 @pytest.mark.parametrize("n_wrong", [5, pytest.param(20, marks=pytest.mark.exhaustive), 100])
 def test_intervals_have_their_nominal_coverage(n_wrong: int) -> None:
     """Two normals at distance 2.5, and the same with noise: both areas are known."""
-    rng, distance, runs = np.random.default_rng(n_wrong), 2.5, 300
+    rng, distance, runs = np.random.default_rng(n_wrong), 2.5, 200
     one, other = NormalDist().cdf(distance / 2**0.5), NormalDist().cdf(distance / 2)
     correct = np.arange(300 + n_wrong) < 300
     covered = np.zeros(2)

@@ -225,7 +225,7 @@ def test_a_missing_gpu_is_reported_before_anything_is_written(command: Command) 
 def test_training_into_a_run_of_another_recipe_fails(command: Command, run_here: Path) -> None:
     before = sorted(p.name for p in run_here.iterdir())
     answer = command("train", "digits-pgdat-rr", "epochs=2", "--out", "runs/tiny")
-    expect_error(answer, "another recipe", "epochs: 2 asked, 4 found")
+    expect_error(answer, "another recipe", "epochs: 2 asked, 6 found")
     assert sorted(p.name for p in run_here.iterdir()) == before
 
 

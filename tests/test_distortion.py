@@ -31,7 +31,7 @@ from tests.test_cli import expect_error
 
 STUDY = ("paper", "study", "distortion")
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
-FAST = ":searches=2,steps=40,rate=0.05,constant=1"
+FAST = ":searches=2,steps=40,rate=0.05,constant=5"
 COUNT = 24
 
 
@@ -94,7 +94,7 @@ def test_success_means_a_score_above_the_median(
     assert adaptive.threshold is not None
     accepted_errors = ((prediction(output) != y) & (rcon(output) >= adaptive.threshold)).numpy()
     assert np.array_equal(adaptive.broken, accepted_errors)
-    assert adaptive.broken.mean() > 0.5, "most images become accepted errors"
+    assert adaptive.broken.mean() > 0.2, "many images become accepted errors"
     assert np.array_equal(adaptive.distance > 0, adaptive.moved), "failures are unchanged"
 
 

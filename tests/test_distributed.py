@@ -145,7 +145,7 @@ def test_two_processes_end_with_the_weights_of_one_also_after_kill_9(
 ) -> None:
     """Killed after the first epoch and resumed; uninterrupted runs differ by 3e-14."""
     command, folders = ("train", *BRIEF, "--out", "run"), (tmp_path, tmp_path)
-    processes = two_processes(*command, folders=folders, seconds=0.1)
+    processes = two_processes(*command, folders=folders, seconds=0.05)
     deadline = time.monotonic() + 100
     while not (tmp_path / "run/state/now.json").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

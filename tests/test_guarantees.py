@@ -131,7 +131,7 @@ class TestGuarantees:
     def test_a_risk_holds_at_near_optimal_coverage(
         self, population: Population, n: int, samples: Samples
     ) -> None:
-        found = certificates(population, Risk(0.05), n, samples(150, SIMULATIONS))
+        found = certificates(population, Risk(0.05), n, samples(80, SIMULATIONS))
         assert failure_rate(population, found) <= allowed_rate(len(found))
         counts = np.array([(f.accepted_wrong, f.accepted) for f in found if f])
         assert stats.binom.cdf(counts[:, 0], counts[:, 1], 0.05).max() <= 0.9 * DELTA
@@ -140,7 +140,7 @@ class TestGuarantees:
 
     @pytest.mark.parametrize(
         ("population", "level", "n", "runs"),
-        [(ONE, 0.95, 1000, 200), (TIED_ONE, 0.873, 1000, 400), (TWO, 0.95, 1500, 200)],
+        [(ONE, 0.95, 1000, 100), (TIED_ONE, 0.873, 1000, 200), (TWO, 0.95, 1500, 100)],
     )
     def test_a_tpr_holds_and_is_barely_exceeded(
         self, population: Population, level: float, n: int, runs: int, samples: Samples
@@ -152,7 +152,7 @@ class TestGuarantees:
         assert level < mean_tpr < (level + 0.025 if not population.ties else 1)
 
     def test_a_coverage_holds(self, samples: Samples) -> None:
-        found = certificates(TWO, Coverage(0.8), 1000, samples(200, SIMULATIONS))
+        found = certificates(TWO, Coverage(0.8), 1000, samples(100, SIMULATIONS))
         assert failure_rate(TWO, found) <= allowed_rate(len(found))
         assert 0.8 < mean_coverage(TWO, found) < 0.84
 
@@ -160,7 +160,7 @@ class TestGuarantees:
     def test_the_guarantee_and_all_intervals_hold_together(
         self, guarantee: Guarantee, samples: Samples
     ) -> None:
-        found = certificates(TWO, guarantee, 2000, samples(60, SIMULATIONS))
+        found = certificates(TWO, guarantee, 2000, samples(30, SIMULATIONS))
         false = 0
         for one in found:
             assert one is not None
@@ -177,7 +177,7 @@ class TestGuarantees:
     ) -> None:
         """No certificate is true here; tests without error control give many."""
         flat = Population(tuple(0.0505 / columns for _ in range(columns)), (0,) * columns)
-        found = certificates(flat, Risk(0.05), 900, samples(120, SIMULATIONS))
+        found = certificates(flat, Risk(0.05), 900, samples(60, SIMULATIONS))
         assert failure_rate(flat, found) <= allowed_rate(len(found))
         rng, uncorrected = np.random.default_rng(0), 0
         for _ in range(120):
@@ -206,7 +206,7 @@ class TestGuarantees:
             scores, correct = sample
             return np.argsort(-scores[:, 0]) if falling else np.argsort(correct, kind="stable")
 
-        found = certificates(ONE, Risk(0.05), 1000, samples(200, SIMULATIONS), order)
+        found = certificates(ONE, Risk(0.05), 1000, samples(100, SIMULATIONS), order)
         assert failure_rate(ONE, found) <= allowed_rate(len(found))
         assert mean_coverage(ONE, found) > 0.85 * ONE.optimal_coverage(0.05)
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from demur.attacks import PGD, Square, autoattack
 from demur.attacks.attack_model import NoGradientError, QueryModel, checked
 from demur.attacks.balls import Linf
-from demur.audits import AutoAttack, audit, queries
+from demur.audits import AutoAttack, audit, flags, queries
 from demur.audits.image_parts import as_batch
 from demur.audits.model_loading import as_model, load_model
 from demur.audits.queries import HttpService, MeteredFunction, Queries
@@ -265,6 +265,8 @@ class TestServices:
     ) -> None:
         monkeypatch.setitem(autoattack.VERSIONS, "black-box", (("square", 1),))
         monkeypatch.setattr(autoattack, "decision_attacks", lambda *given: {})
+        for name, number in {"REPEATS": 4, "BISECTIONS": 2, "FINER": 3, "RAY_POINTS": 5}.items():
+            monkeypatch.setattr(flags, name, number)
         x, y = images(6)
         np.savez(tmp_path / "images.npz", x=x.numpy(), y=y.numpy())
         common = (

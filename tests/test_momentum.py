@@ -16,9 +16,9 @@ from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.pgd import initial_momentum, keep_or_undo_step, propose_step
 from demur.data import Images
 from demur.errors import BadInput
-from demur.nets import RejectingNet
 from demur.output import prediction
 from tests.linear import LinearNet, centred_images
+from tests.quick_net import QuickNet
 
 BACK = PGD(
     Linf(0.1), steps=20, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
@@ -32,34 +32,32 @@ def objective_value(net: nn.Module, objective: Objective, x: Tensor, y: Tensor) 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_backtracking_ends_above_the_start_and_plain_steps(
-    momentum: float, tiny_net: RejectingNet, test_images: Images
+    momentum: float, quick_net: QuickNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 60))
-    attack = replace(BACK, momentum=momentum, step_size=0.05)
+    attack = replace(BACK, momentum=momentum, step_size=0.1)
     start = attack._first_iterate(x, torch.arange(len(x)), noise.derive_seed(0, 0))
-    found = objective_value(tiny_net, WrongConfidence(), attack(tiny_net, x, y), y)
-    assert (found >= objective_value(tiny_net, WrongConfidence(), start, y)).all()
+    found = objective_value(quick_net, WrongConfidence(), attack(quick_net, x, y), y)
+    assert (found >= objective_value(quick_net, WrongConfidence(), start, y)).all()
     plain = objective_value(
-        tiny_net, WrongConfidence(), replace(attack, backtrack=0.0)(tiny_net, x, y), y
+        quick_net, WrongConfidence(), replace(attack, backtrack=0.0)(quick_net, x, y), y
     )
     assert found.mean() >= plain.mean()
     more = objective_value(
-        tiny_net, WrongConfidence(), replace(attack, steps=40)(tiny_net, x, y), y
+        quick_net, WrongConfidence(), replace(attack, steps=40)(quick_net, x, y), y
     )
     assert (more >= found).all()
 
 
-def test_backtracking_helps_with_too_large_steps(
-    tiny_net: RejectingNet, test_images: Images
-) -> None:
+def test_backtracking_helps_with_too_large_steps(quick_net: QuickNet, test_images: Images) -> None:
     x, y = test_images.batch(slice(0, 100))
     long = PGD(Linf(0.1), steps=12, step_size=0.2, start="clean", objective=CE(), backtrack=2.0)
-    back = objective_value(tiny_net, CE(), long(tiny_net, x, y), y)
-    plain = objective_value(tiny_net, CE(), replace(long, backtrack=0.0)(tiny_net, x, y), y)
+    back = objective_value(quick_net, CE(), long(quick_net, x, y), y)
+    plain = objective_value(quick_net, CE(), replace(long, backtrack=0.0)(quick_net, x, y), y)
     assert back.mean() > plain.mean()
 
 
-def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+def test_steps_by_hand(quick_net: QuickNet, batch: tuple[Tensor, Tensor]) -> None:
     """The reference algorithm, image by image."""
     x, y = batch
     attack = PGD(
@@ -71,16 +69,16 @@ def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> 
         momentum=0.9,
         backtrack=1.5,
     )
-    found = attack(tiny_net, x, y)
+    found = attack(quick_net, x, y)
     for i in range(4):
         one, label = x[i : i + 1], y[i : i + 1]
         current, mean, length = one, torch.zeros_like(one), 0.04
         for _ in range(6):
-            grad, value, _ = attack_model(tiny_net).gradient(WrongConfidence(), current, label)
+            grad, value, _ = attack_model(quick_net).gradient(WrongConfidence(), current, label)
             mean = 0.9 * mean + 0.1 * grad.sign()
             low, high = (one - 0.1).clamp_min(0), (one + 0.1).clamp_max(1)
             proposal = (current + length * mean).clamp(low, high)
-            if objective_value(tiny_net, WrongConfidence(), proposal, label) >= value:
+            if objective_value(quick_net, WrongConfidence(), proposal, label) >= value:
                 current = proposal
             else:
                 length /= 1.5
@@ -126,31 +124,31 @@ def test_a_tie_is_kept_and_strict_shortens_the_next_step() -> None:
 
 
 def test_backtrack_objective_decides_which_steps_are_undone(
-    tiny_net: RejectingNet, test_images: Images
+    quick_net: QuickNet, test_images: Images
 ) -> None:
     """The first step is always kept, and no later one lowers the cross-entropy."""
     x, y = test_images.batch(slice(0, 60))
     attack = replace(BACK, start="clean", step_size=0.05, backtrack_objective=CE())
-    first = replace(attack, steps=1, backtrack=0.0, backtrack_objective=None)(tiny_net, x, y)
-    assert torch.equal(replace(attack, steps=1)(tiny_net, x, y), first)
+    first = replace(attack, steps=1, backtrack=0.0, backtrack_objective=None)(quick_net, x, y)
+    assert torch.equal(replace(attack, steps=1)(quick_net, x, y), first)
     values = [
-        objective_value(tiny_net, CE(), replace(attack, steps=n)(tiny_net, x, y), y)
+        objective_value(quick_net, CE(), replace(attack, steps=n)(quick_net, x, y), y)
         for n in (1, 5, 9)
     ]
     assert (values[1] >= values[0]).all()
     assert (values[2] >= values[1]).all()
-    other = replace(attack, backtrack_objective=None)(tiny_net, x, y)
-    assert not torch.equal(attack(tiny_net, x, y), other)
+    other = replace(attack, backtrack_objective=None)(quick_net, x, y)
+    assert not torch.equal(attack(quick_net, x, y), other)
 
 
 def test_restarts_are_ranked_by_the_backtrack_objective(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = replace(BACK, steps=4, backtrack_objective=CE(), start="random")
-    few, more = attack(tiny_net, x, y), replace(attack, restarts=3)(tiny_net, x, y)
+    few, more = attack(quick_net, x, y), replace(attack, restarts=3)(quick_net, x, y)
     assert (
-        objective_value(tiny_net, CE(), more, y) >= objective_value(tiny_net, CE(), few, y) - 1e-6
+        objective_value(quick_net, CE(), more, y) >= objective_value(quick_net, CE(), few, y) - 1e-6
     ).all()
 
 
@@ -158,7 +156,7 @@ def test_restarts_are_ranked_by_the_backtrack_objective(
 @pytest.mark.parametrize("start", ["mixed", "ray_or_clean", "random"])
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=repr)
 def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
-    ball: Ball, start: str, objective: Objective | None, tiny_net: RejectingNet, test_images: Images
+    ball: Ball, start: str, objective: Objective | None, quick_net: QuickNet, test_images: Images
 ) -> None:
     attack = replace(BACK, ball=ball, steps=5, start=start, backtrack_objective=objective)  # type: ignore[arg-type]
     net, x = LinearNet().eval(), centred_images(9)
@@ -168,7 +166,7 @@ def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
     assert torch.allclose(full[4:5], attack(net, x[4:5], y[4:5], index[4:5]))
     assert torch.equal(full, attack(net, x, y, index))
     x, y = test_images.batch(slice(0, 30))
-    x_adv = attack(tiny_net, x, y)
+    x_adv = attack(quick_net, x, y)
     assert ball.norm(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1

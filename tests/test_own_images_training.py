@@ -25,7 +25,9 @@ from demur.training import FastSteps, PlainSteps, TrainState, train
 from tests.conftest import Command
 from tests.own_images import CLASSES, write_folder
 
-BRIEF = ["epochs=2", "width=4", "attack.steps=1", "validation_attack.steps=1"]
+BRIEF = [
+    "epochs=2", "epoch_images=36", "net=ResNet8(4)", "attack.steps=1", "validation_attack.steps=1",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +262,7 @@ def test_a_recipe_file_imports_no_factory(
     photos: Path, tmp_path: Path, my_nets: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that is loaded already is not enough: any of its functions could be called."""
-    brief = ["size=8", *BRIEF[0:1], "attack.steps=1", "validation_attack.steps=1"]
+    brief = ["size=8", *BRIEF[:2], "attack.steps=1", "validation_attack.steps=1"]
     typed = recipe("images-pgdat-rr-small", [f"data={photos}", *brief, "net=my_nets:plain"])
     run = train(typed, tmp_path / "run")
     assert run.net(torch.device("cpu")).domain.classes == 3

@@ -235,7 +235,7 @@ class TestResult:
 
         original = EOTPGD.run
         monkeypatch.setattr(EOTPGD, "run", quick)
-        x, y = (part[:10] for part in images)
+        x, y = (part[:6] for part in images)
         report = audit(noisy(quick_net), x, y, rejector=Con(), threshold=0.6, eps=EPS)
         assert report.accepted_errors is not None
         assert report.forced_rejections is not None

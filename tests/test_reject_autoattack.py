@@ -257,7 +257,7 @@ class TestKnownSolutions:
         eps = 1.5 * float(distance(net, x, y, "Linf").max())
         level, margins = median_threshold(net, x, y, eps)
         rule = AcceptedError(Rectifier(), float(torch.tensor(level, dtype=torch.float64).sigmoid()))
-        attack = with_steps(RejectAutoAttackEnsemble(Linf(eps), rule, version="fast").chain(), 30)
+        attack = with_steps(RejectAutoAttackEnsemble(Linf(eps), rule, version="fast").chain(), 20)
         success = rule(net(attack(net, x, y)), y).numpy()
         assert success[margins > 0.01].all()
         assert not success[margins < -1e-6].any()
@@ -304,12 +304,12 @@ class TestEnsembles:
     def test_is_stronger_than_its_members_and_returns_the_best_ranked_example(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
-        x, y = test_images.batch(slice(0, 60))
+        x, y = test_images.batch(slice(0, 30))
         rule = AcceptedError(RCon(), 0.6)
         chain = RejectAutoAttackEnsemble(Linf(0.15), rule, version="fast").chain()
         short = Chain(
             tuple(
-                replace(member, steps=20)
+                replace(member, steps=10)
                 for member in chain.attacks[:3]
                 if isinstance(member, APGD | MaxMinMargin)
             ),

@@ -56,7 +56,7 @@ def verdicts(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-5, 3e-3])
+@pytest.mark.parametrize("size", [0.0, pytest.param(1e-5, marks=pytest.mark.exhaustive), 3e-3])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_fresh_pass_says_what_the_attack_says(
     name: str, size: float, quick_net: QuickNet, batch: tuple[Tensor, Tensor]

@@ -218,7 +218,7 @@ def test_a_folder_that_is_not_a_run_is_unchanged(tmp_path: Path) -> None:
 def test_damaged_recipes_raise(tiny_run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_run.path, tmp_path / "copy"))
     text = (copy / "recipe.txt").read_text()
-    (copy / "recipe.txt").write_text(text.replace("epochs=4", "epochs=5"))
+    (copy / "recipe.txt").write_text(text.replace("epochs=6", "epochs=5"))
     with pytest.raises(
         BadInput, match=r"recipe\.txt is not the recipe .* expected digest .* found"
     ):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demur import Guard
 from demur.attacks import HopSkipJump, RayS, Square, autoattack
-from demur.audits import audit, queries
+from demur.audits import audit, flags, queries
 from demur.audits.model_loading import load_model
 from demur.audits.queries import Queries
 from demur.errors import BadInput
@@ -42,6 +42,8 @@ def few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(autoattack, attack.__name__, partial(attack, queries=10))
     monkeypatch.setattr(autoattack, "decision_attacks", lambda *given: {})
     monkeypatch.setitem(autoattack.VERSIONS, "black-box", (("square", 1),))
+    for name, number in {"REPEATS": 4, "BISECTIONS": 2, "FINER": 3, "RAY_POINTS": 5}.items():
+        monkeypatch.setattr(flags, name, number)
 
 
 def test_labels_and_rejections_are_those_of_the_guard(

@@ -43,7 +43,7 @@ LONG = pytest.mark.exhaustive
 def test_false_alarms_are_as_rare_as_stated(kind: str, calibration: int, samples: Samples) -> None:
     """Within n images with a probability of at most n / c, however small the calibration set."""
     random = np.random.default_rng(1)
-    images, level, runs = 250, 1000, samples(60, 1000)
+    images, level, runs = 250, 1000, samples(40, 1000)
     alarms = 0
     for run in range(runs):
         one = monitor(draw(random, kind, calibration), level, run)

@@ -344,7 +344,7 @@ def attacked(guard: Guard, folder: Path, requests: int, images: int, share: floa
 
 
 def test_a_few_hostile_requests_and_images(tiny_guard: Guard, tmp_path: Path) -> None:
-    attacked(replace(tiny_guard, resize=True), tmp_path, requests=200, images=30, share=0.0)
+    attacked(replace(tiny_guard, resize=True), tmp_path, requests=120, images=20, share=0.0)
 
 
 def test_a_fuzz_of_the_service_that_is_stopped_leaves_its_counts(
@@ -380,7 +380,7 @@ def test_requests_that_wait_do_not_hold_up_the_others(monkeypatch: pytest.Monkey
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         running -= 1
         tally.codes[200] += 1
         if content == b"broken":

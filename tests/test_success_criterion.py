@@ -19,6 +19,7 @@ from demur.output import prediction
 from demur.rejectors import RCon
 from demur.spec import show
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
@@ -53,20 +54,20 @@ def test_never_succeeds_below_the_distance_of_a_linear_net(seed: int) -> None:
 
 
 def test_a_larger_ball_gives_at_least_as_many_successes(
-    tiny_net: RejectingNet, test_images: Images
+    quick_net: QuickNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
     right = []
     for eps in (0.0, 0.05, 0.15, 0.5, 1.0):
         attack = PGD(Linf(eps), steps=20, keep="success")
-        right.append(int((prediction(tiny_net(attack(tiny_net, x, y))) == y).sum()))
+        right.append(int((prediction(quick_net(attack(quick_net, x, y))) == y).sum()))
     assert right == sorted(right, reverse=True)
     assert right[0] > 80
     assert right[-1] == 0
 
 
 def test_max_objective_returns_the_last_iterate_with_the_largest_objective(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = PGD(Linf(0.1), steps=3, restarts=3)
@@ -76,11 +77,11 @@ def test_max_objective_returns_the_last_iterate_with_the_largest_objective(
         x_adv = Linf(0.1).start(x, 0, index, noise.derive_seed(0, restart))
         for _ in range(3):
             x_adv = Linf(0.1).step(
-                x, x_adv, attack_model(tiny_net).gradient(CE(), x_adv, y).grad, 0.1 / 4
+                x, x_adv, attack_model(quick_net).gradient(CE(), x_adv, y).grad, 0.1 / 4
             )
         last_iterates.append(x_adv)
-    values = torch.stack([CE()(tiny_net(one), y) for one in last_iterates])
-    returned = CE()(tiny_net(attack(tiny_net, x, y)), y)
+    values = torch.stack([CE()(quick_net(one), y) for one in last_iterates])
+    returned = CE()(quick_net(attack(quick_net, x, y)), y)
     assert torch.allclose(returned, values.amax(0), atol=1e-6)
 
 
@@ -101,11 +102,11 @@ def test_success_returns_every_iterate_that_satisfies_the_criterion(
 
 
 def test_a_clean_image_that_is_a_success_is_returned_unchanged(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    y = (prediction(tiny_net(x)) + 1) % 10
-    assert torch.equal(PGD(Linf(0.1), keep="success")(tiny_net, x, y), x)
+    y = (prediction(quick_net(x)) + 1) % 10
+    assert torch.equal(PGD(Linf(0.1), keep="success")(quick_net, x, y), x)
 
 
 def test_adaptive_attack_finds_more_accepted_errors_than_noise(

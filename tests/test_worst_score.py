@@ -75,7 +75,7 @@ def test_a_score_of_the_model_reaches_the_solution_of_the_linear_program() -> No
     from scipy.optimize import linprog
 
     model, (x, y) = linear(3), images(8)
-    found = worst(model, WorstScore(Linf(EPS), ModelScore(), steps=200, restarts=2), x, y)
+    found = worst(model, WorstScore(Linf(EPS), ModelScore(), steps=100, restarts=2), x, y)
     for row in range(len(x)):
         best, pixels = -np.inf, x[row].flatten().double().numpy()
         for target in set(range(3)) - {int(y[row])}:

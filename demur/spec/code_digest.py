@@ -9,6 +9,7 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -22,6 +23,7 @@ from demur.spec.importing import import_object, is_import_path
 LIBRARIES = {"demur", "torch", *sys.stdlib_module_names} - {"__main__"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 OF_EVERY_MODULE = set(vars(nn.Module())) - set(HOOKS)
+_parsed_digest = cache(lambda text: _hash(ast.dump(ast.parse(text))))  # parsing takes milliseconds
 
 
 def code_of(*values: Any) -> dict[str, str]:
@@ -49,7 +51,7 @@ def source_digest(thing: Any) -> str:
     """Digest of the module that defines a class or function; of its bytecode without a file."""
     module = sys.modules.get(thing.__module__)
     with suppress(OSError, TypeError, SyntaxError, ValueError):
-        return _hash(ast.dump(ast.parse(Path(str(getattr(module, "__file__", None))).read_text())))
+        return str(_parsed_digest(Path(str(getattr(module, "__file__", None))).read_text()))
     methods = [thing, *vars(thing).values()] if isinstance(thing, type) else [thing]
     return _hash([_code(m.__code__) for m in methods if isinstance(m, FunctionType)])
 
@@ -78,11 +80,8 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, set | frozenset):  # in another order in every process
         return sorted(repr(_described(part, seen)) for part in value)
     named = value if isinstance(value, FunctionType | type) else type(value)
-    parts: list[Any] = [
-        named.__module__,
-        named.__qualname__,
-        source_digest(named) if is_foreign(named) else "",
-    ]
+    code = source_digest(named) if is_foreign(named) else ""
+    parts: list[Any] = [named.__module__, named.__qualname__, code]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts.append(_described([cells, value.__defaults__, value.__kwdefaults__], seen))
