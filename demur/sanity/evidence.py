@@ -125,7 +125,7 @@ class ParsedRecord:
 class Evidence:
     """Records of one split of a run, with the scores of its rejectors.
 
-    None as the rejectors takes those of the evaluation's run.
+    None as the rejectors takes those of the evaluation's run, without one its scores.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Evidence:
         self.evaluation, self.records = evaluation, list(records)
         if rejectors is None:
             loaded = evaluation.loaded
-            rejectors = {} if loaded is None else loaded.run.recipe.rejectors()
+            rejectors = evaluation.scores if loaded is None else loaded.run.recipe.rejectors()
         self.rejectors = rejectors
         unattacked = Clean | Corruption
         self.attacked = [one for one in self.records if not isinstance(one.attack, unattacked)]
