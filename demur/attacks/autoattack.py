@@ -5,9 +5,9 @@ returns an image without success unchanged, so AUROC and TPR-95 of its result ar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -87,6 +87,13 @@ class ChainState(Best):
     def remaining(self, member: int) -> Tensor:
         """Return the rows of the images that the attack at position `member` must still try."""
         return ((self.broken_by == NOT_BROKEN) & (self.tried <= member)).nonzero()[:, 0]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the state with every tensor changed, such as moved to a device."""
+        tensors = {
+            f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "inputs"
+        }
+        return replace(self, **tensors, inputs=tuple(map(change, self.inputs)))
 
 
 @dataclass(frozen=True)

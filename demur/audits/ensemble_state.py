@@ -168,6 +168,10 @@ class MemberProgress:
         """Count the block as the attack on some images; steps of the attack count in part."""
         with track(lambda share: self._show(self.finished + share * images)):
             yield
+        self.add(images)
+
+    def add(self, images: int) -> None:
+        """Count images that the attack has finished."""
         self.finished += images
         self._show(self.finished)
 

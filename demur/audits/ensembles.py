@@ -5,7 +5,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from demur.attacks.autoattack import (
 )
 from demur.attacks.balls import ball_by_name
 from demur.attacks.margins import cost
+from demur.audits import ray_cluster
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -79,6 +80,7 @@ class PartRun(NamedTuple):
     chain_state: ChainState
     state: EnsembleState
     seconds: dict[str, float]  # of each attack that ran
+    workers: ray_cluster.Workers | None  # None attacks in this process
 
 
 class EnsembleEvaluation:
@@ -184,7 +186,8 @@ class EnsembleEvaluation:
             raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
         check_batch(x_orig, y_orig)
         with ExitStack() as stack:
-            if self.engine != "plain":  # the checks would tune kernels for batches of their own
+            engine = "plain" if ray_cluster.in_use() else self.engine
+            if engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
             device, given = device_for(self.model, x_orig, self.device), self.model
             x, y = x_orig.to(device), y_orig.to(device)
@@ -196,7 +199,7 @@ class EnsembleEvaluation:
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
-            fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
+            fast = stack.enter_context(accelerated(model, x, y, bs, engine, self._log))
             index = first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
             state = EnsembleState(path, self._members()[0], model, batch)
@@ -204,7 +207,11 @@ class EnsembleEvaluation:
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            part = PartRun(model, batch, bs, skip, chain_state, state, {})
+            workers = None
+            if ray_cluster.in_use():
+                workers = ray_cluster.Workers(self._members()[0], model.model, batch, bs)
+                stack.callback(workers.close)
+            part = PartRun(model, batch, bs, skip, chain_state, state, {}, workers)
             for member in range(len(self.chain.attacks)):
                 warnings += self._run(member, part, batch)
             warnings += self._run_on_masking(part)
@@ -286,17 +293,14 @@ class EnsembleEvaluation:
         started, name, chain_state = perf_counter(), names[member], part.chain_state
         remaining, part.seconds[name] = chain_state.remaining(member), 0.0
         with MemberProgress(name, len(remaining), self.verbose) as progress:
-            for rows in remaining.split(part.bs):
-                try:
-                    with progress.batch(len(rows)):
-                        chain.advance(member, rows, batch, chain_state, stream=0)
-                except NoGradientError as error:
-                    if not part.skip_without_gradient:
-                        raise
-                    return [_warn(f"{name} was skipped: {error}")]
-                raise_deferred()
-                self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
-                part.state.save(chain_state)
+            try:
+                for rows in _blocks(chain, member, part, batch, progress):
+                    self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
+                    part.state.save(chain_state)
+            except NoGradientError as error:
+                if not part.skip_without_gradient:
+                    raise
+                return [_warn(f"{name} was skipped: {error}")]
         part.state.save(chain_state, at_once=True)
         part.seconds[name] = perf_counter() - started
         spent, work = part.seconds[name], cost(chain.attacks[member]) * len(remaining)
@@ -317,6 +321,23 @@ class EnsembleEvaluation:
         if self.verbose:
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
+
+
+def _blocks(
+    chain: Chain, member: int, part: PartRun, batch: AttackBatch, progress: MemberProgress
+) -> Iterator[Tensor]:
+    """Run one member on the remaining images in batches; yield the rows of each when it is done."""
+    blocks = part.chain_state.remaining(member).split(part.bs)
+    if part.workers is not None and batch is part.batch:
+        for rows in part.workers.advance(member, blocks, part.chain_state):
+            progress.add(len(rows))
+            yield rows
+        return
+    for rows in blocks:
+        with progress.batch(len(rows)):
+            chain.advance(member, rows, batch, part.chain_state, stream=0)
+        raise_deferred()
+        yield rows
 
 
 def _warn(sentence: str) -> str:

@@ -55,6 +55,9 @@ StateFolder = Annotated[
     str | None,
     unset("Folder of the progress; the same command resumes from it.", callback=output_folder()),
 ]
+ClusterAddress = Annotated[
+    str | None, unset("Ray cluster: auto, HOST:PORT or ray://HOST:PORT; a worker per GPU or core.")
+]
 
 
 @app.command()
@@ -79,6 +82,7 @@ def audit(
     worst_score: EveryThreshold = False,
     out: Page = None,
     state: StateFolder = None,
+    cluster: ClusterAddress = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
@@ -95,6 +99,7 @@ def audit(
 
     from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
+    from demur.audits import cluster as on_cluster
     from demur.audits.image_parts import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries
@@ -107,14 +112,18 @@ def audit(
     data = _data_of_run(model) if data is None else data
     images, cal = audit_images(data, n, size)
     is_remote = budget is not None or rate is not None or model.startswith(("http:", "https:"))
+    if is_remote and cluster is not None:
+        raise BadInput("a service or a black box is asked from one process; leave --cluster out")
     log = f"{state}/queries.db" if state is not None and is_remote else None
-    report = run_audit(
-        load_model(model, checkpoint, adapter, Queries(budget, rate, log)), *images,
-        rejector=_rejector(rejector), eps=radius, norm=norm,
-        threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
-        seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
-        data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
-    )  # fmt: skip
+    loaded = load_model(model, checkpoint, adapter, Queries(budget, rate, log))
+    with on_cluster(cluster):
+        report = run_audit(
+            loaded, *images,
+            rejector=_rejector(rejector), eps=radius, norm=norm,
+            threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
+            seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
+            data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
+        )  # fmt: skip
     if out is not None:
         report.save(out)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else str(report))
