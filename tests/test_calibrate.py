@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -244,10 +245,10 @@ class TestShortfall:
         assert short.needed == 93  # 40 * 74 / 32, rounded up
         assert short.possible == math.ceil(1e4 * (1 - 0.0225 ** (1 / 32))) / 1e4
         assert str(error.value) == (
-            "no threshold gives at most 5% wrong among the accepted with 95% confidence: the best "
-            "candidate had 0 of 32 accepted predictions wrong (0%); give about 93 images instead "
-            "of 40, or ask for at most 11.19% and give new images, since a level that these "
-            "images suggested voids the confidence"
+            "no threshold gives at most 5% wrong among the accepted with 95% confidence: the most "
+            "promising threshold had 0 of 32 accepted predictions wrong (0%); give about 93 images "
+            "instead of 40 (an estimate), or ask for at most 11.19% and give new images, since a "
+            "level that these images suggested voids the confidence"
         )
         certify_threshold(np.zeros(93), np.ones(93), Risk(0.05))
 
@@ -256,7 +257,7 @@ class TestShortfall:
     )
     def test_needed_images_at_the_observed_rate(self, hits: int, needed: int | None) -> None:
         """100 trials in 100 images; expected errors are rounded up."""
-        short = Shortfall(Risk(0.05), 0.95, (0.5,), 100, hits, 100, 0.0225)
+        short = Shortfall(Risk(0.05), 0.95, (0.5,), 100, hits, 100, hits / 100, 0.0225)
         assert short.needed == needed
         if needed is not None:
             assert stats.binom.cdf(math.ceil(hits * needed / 100), needed, 0.05) <= 0.0225
@@ -272,6 +273,26 @@ class TestShortfall:
         assert certify_threshold(score, correct, level(possible)).thresholds
         with pytest.raises(Uncertified):
             certify_threshold(score, correct, level(possible + 0.0001))
+
+    @pytest.mark.parametrize(("level", "n"), [(0.01, 525), (0.02, 250), (0.05, 250)])
+    def test_a_strict_threshold_that_would_do_is_found(self, level: float, n: int) -> None:
+        """Of the 30% with the highest scores 0.1% are wrong, of the others 30%."""
+        rng = np.random.default_rng(0)
+
+        def draw(n: int) -> tuple[FloatArray, BoolArray]:
+            score = rng.random(n)
+            return score, rng.random(n) >= np.where(score < 0.7, 0.3, 0.001)
+
+        enough = 0
+        for _ in range(20):
+            with pytest.raises(Uncertified, match="give about") as error:
+                certify_threshold(*draw(n), Risk(level))
+            short = error.value.shortfall
+            assert short.needed
+            assert short.possible < 0.2, "the loosest threshold has 21% wrong"
+            with suppress(Uncertified):
+                enough += bool(certify_threshold(*draw(short.needed), Risk(level)).accepted)
+        assert enough >= 6, "an estimate from few images"
 
     def test_a_tpr_of_one_can_never_be_certified(self) -> None:
         with pytest.raises(Uncertified, match="more images would not help"):

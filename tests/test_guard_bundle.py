@@ -309,6 +309,12 @@ def test_export_and_predict(scored_source: LoadedRun, command: Command, tmp_path
     code, _, err = command("export", run, "--coverage", "0.7", "-o", "guard", "--device", "cpu")
     assert code == 0, err
     assert "at least 70% of the images accepted" in err
+    again = ("export", run, "--coverage", "0.6", "-o", "guard", "--device", "cpu")
+    code, _, err = command(*again)
+    assert code == 2
+    assert "guard holds a guard; name a new folder, or give --replace" in err
+    assert Guard.load("guard").calibration["guarantee"] == "Coverage(0.7)"
+    assert command(*again, "--replace")[0] == 0
     pictures = tmp_path / "pictures"
     (pictures / "below").mkdir(parents=True)
     images = scored_source.splits["test"].pixels[:3, 0].numpy()

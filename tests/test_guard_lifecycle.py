@@ -81,6 +81,24 @@ def test_equal_images_give_equal_thresholds(
     assert np.array_equal(fewer(images[0]).labels, old(images[0]).labels)
 
 
+def test_without_a_guarantee_that_of_the_guard_is_asked_again(
+    tiny_source: LoadedRun, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    old = demur.guard(tiny_source.net, *images, risk=0.6, confidence=0.9)
+    new = recalibrated(old, *images)
+    assert new.calibration == old.calibration
+    assert "at most 60% wrong among the accepted with 90% confidence" in new.guarantee_text
+    assert "% of the calibration images; " in new.summary
+
+
+def test_labels_of_other_classes_are_named_before_a_risk(
+    tiny_guard: Guard, images: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    x, y = images
+    with pytest.raises(BadInput, match=r"not shown to be better than chance .*; check the labels"):
+        recalibrated(tiny_guard, x, (y + 1) % 10, risk=0.05)
+
+
 def test_the_commands_show_compare_and_recalibrate(
     tiny_guard: Guard, folder: Path, tmp_path: Path, command: Command
 ) -> None:

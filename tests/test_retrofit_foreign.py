@@ -49,7 +49,7 @@ def load(num_classes: int) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("own") / "photos", 120)
+    return write_folder(tmp_path_factory.mktemp("own") / "photos", 150)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,9 @@
 """The drift test: its false-alarm rate by simulation, and that it notices drift."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,8 @@ from scipy.stats import kstest
 
 from demur import BadInput
 from demur.guards.calibration import score_histogram
-from demur.serve.monitoring import SHIFTS, SPREADS, DriftMonitor
+from demur.serve import monitoring
+from demur.serve.monitoring import SHIFTS, SPREADS, DriftMonitor, Metrics
 from tests.samples import Samples
 
 Scores = NDArray[np.float64]
@@ -88,7 +92,9 @@ def test_drift_is_noticed_also_after_a_long_quiet_time(after: object, within: in
     state = one.to_json()
     assert state["alarm"] is True
     assert state["first_alarm"] > 2000
-    assert state["statistic"] < one.level
+    assert state["statistic"] >= one.level
+    one.observe(after(random, within))  # type: ignore[operator]
+    assert one.to_json() == state | {"images": state["images"] + within}, "until the reset"
 
 
 def test_a_histogram_that_does_not_fit_is_one_sentence() -> None:
@@ -101,3 +107,21 @@ def test_the_state_is_bounded() -> None:
     assert len(one.counts) <= 64
     one.observe(np.random.default_rng(1).random(500))
     assert one.counts.sum() == 5500
+
+
+def test_processes_share_an_alarm_and_its_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "PROCESSES", "FOLDER_OF_THIS_TEST")  # no files of prometheus
+    monkeypatch.setenv("FOLDER_OF_THIS_TEST", str(tmp_path))
+    scores = draw(np.random.default_rng(0), "continuous", 500)
+    one, two = (Metrics(monitor(scores, 1000), 0.1) for _ in range(2))
+    low: Any = SimpleNamespace(accepted=np.zeros(200, bool), scores=np.full((200, 1), -1.0))
+    assert (one.count_result(low), one.count_result(low)) == (True, False), "one line"
+    assert two.drift()["alarm"] is True
+    assert two.drift()["images"] == 0
+    assert two.reset_drift()["alarm"] is False
+    assert one.drift()["alarm"] is False
+    assert one.drift()["images"] == 0
+    assert one.count_result(low) is True
+    assert two.drift()["alarm"] is True

@@ -27,6 +27,7 @@ SHARES = get_args(Quantity)  # that have an interval
 PILOT_FACTOR, MAX_PILOT_INVERSE = 5, 5
 STARTS = 4  # of the test of a risk
 MAX_TRIALS = 10**7
+USEFUL = 0.05  # of the images: a threshold that accepts fewer is not proposed
 
 
 class Guarantee(OperatingPoint):
@@ -147,7 +148,7 @@ def _claim(guarantee: Guarantee, confidence: float, under: str) -> str:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Counts on the test images of the candidate that was best on the pilot images."""
+    """Counts on the test images at the threshold that more images would certify first."""
 
     guarantee: Guarantee
     confidence: float
@@ -155,7 +156,8 @@ class Shortfall:
     images: int  # pilot and test
     hits: int
     trials: int
-    error: float  # at which the candidate was tested
+    rate: float  # of hits among trials to come, an estimate
+    error: float  # of the test
     under: str = ""  # as in a certificate
 
     @property
@@ -166,7 +168,7 @@ class Shortfall:
 
     @property
     def needed(self) -> int | None:
-        """Estimated number of images that suffice at the observed rate; None above MAX_TRIALS."""
+        """Estimated number of images that suffice at that rate; None above MAX_TRIALS."""
         if self.trials == 0:
             return None
         enough = self.trials
@@ -191,20 +193,21 @@ class Shortfall:
             return f"{start}: {self.images:,} images are too few to test any; give more"
         counts = self.guarantee.observation.format(f"{self.hits:,}", f"{self.trials:,}")
         observed = f"{counts} ({percent(self.hits / self.trials)})"
-        advice = (
-            "more images would not help at that rate, but a better score might"
-            if needed is None
-            else f"give about {needed:,} images instead of {self.images:,}"
-        )
+        if needed is not None:
+            advice = f"give about {needed:,} images instead of {self.images:,} (an estimate)"
+        elif self.guarantee.is_upper_bound and self.hits <= self.guarantee.level * self.trials:
+            advice = f"{self.images:,} images are too few to say how many would do; give more"
+        else:
+            advice = "more images would not help at that rate, but a better score might"
         if 0 < self.possible < 1:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
             advice += f", or ask for {bound} {percent(self.possible)} and give new images, since"
             advice += " a level that these images suggested voids the confidence"
-        return f"{start}: the best candidate had {observed}; {advice}"
+        return f"{start}: the most promising threshold had {observed}; {advice}"
 
     def _passes(self, trials: int) -> bool:
-        """Whether the guarantee would pass its test with this many trials at the observed rate."""
-        expected = self.hits * trials / self.trials
+        """Whether the guarantee would pass its test with this many trials at that rate."""
+        expected = round(self.rate * trials, 6)
         hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
         return bool(self.guarantee.p_value(hits, trials) <= self.error)
 
@@ -283,10 +286,8 @@ def certify_threshold(
     order = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
     passed = last_passing(p_value[order], shares[order])
     if passed is None:
-        tried = int(np.argmax(shares))  # the candidate with the largest share of the error
-        hits, trials = (int(part[tried]) for part in guarantee.hits_and_trials(tests))
-        at, tested = tuple(path[tried].tolist()), (hits, trials, float(shares[tried]))
-        raise Uncertified(Shortfall(guarantee, confidence, at, len(is_correct), *tested, under))
+        about = guarantee, confidence, len(is_correct), float(shares.max()), under
+        raise Uncertified(_shortfall(path, tests, *about))
     best = int(order[passed])
     return Certificate(
         guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
@@ -319,6 +320,34 @@ def allocate_error(guarantee: Guarantee, pilot: Counts, n: int, error: float) ->
     starts = np.linspace(pilot.accepted[first], pilot.accepted[last], STARTS, endpoint=False)
     np.add.at(shares, np.searchsorted(pilot.accepted, starts), part)
     return shares
+
+
+def _shortfall(
+    path: FloatArray, tests: Counts, guarantee: Guarantee, confidence: float, images: int,
+    error: float, under: str,
+) -> Shortfall:  # fmt: skip
+    """Return the counts of the candidate that passes with the fewest images more.
+
+    If none would pass it is the one with the lowest rate. Rates of few trials are uncertain, so a
+    trial with the rate of the loosest candidate is added to each. TPR and coverage have one.
+    """
+    hits, trials = guarantee.hits_and_trials(tests)
+    overall = float(hits[-1] / max(trials[-1], 1))
+    best, rate = len(hits) - 1, np.full(len(hits), overall)
+    useful = trials >= max(1, USEFUL * tests.n)
+    if guarantee.is_upper_bound and useful.any():
+        rate = (hits + overall) / (trials + 1)
+        best, times = int(np.argmin(np.where(useful, rate, np.inf))), 1
+        while times * trials.max() <= MAX_TRIALS:
+            expected = np.ceil(np.round(rate * trials * times, 6)).astype(np.int64)
+            passing = useful & (guarantee.p_value(expected, trials * times) <= error)
+            if passing.any():
+                best = int(np.flatnonzero(passing)[-1])
+                break
+            times *= 2
+    counts = int(hits[best]), int(trials[best]), float(rate[best])
+    at = tuple(path[best].tolist())
+    return Shortfall(guarantee, confidence, at, images, *counts, error, under)
 
 
 def last_passing(p_value: FloatArray, shares: FloatArray) -> int | None:

@@ -1,5 +1,8 @@
 """demur audit."""
 
+import json
+import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,30 +65,19 @@ ClusterAddress = Annotated[
 
 @app.command()
 def audit(
-    model: ModelName,
-    data: ImageData = None,
-    checkpoint: Checkpoint = None,
-    adapter: Adapter = None,
-    budget: Budget = None,
-    rate: Rate = None,
-    rejector: RejectorText = None,
-    threshold: Threshold = None,
-    tpr: TprLevel = 0.95,
+    model: ModelName, data: ImageData = None, checkpoint: Checkpoint = None,
+    adapter: Adapter = None, budget: Budget = None, rate: Rate = None,
+    rejector: RejectorText = None, threshold: Threshold = None, tpr: TprLevel = 0.95,
     eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
     norm: Annotated[str, typer.Option(help="Linf, L2 or L1.")] = "Linf",
     version: Annotated[str, typer.Option(help="auto, standard, fast, rand or black-box.")] = "auto",
-    n: FirstN = None,
-    size: ImageSize = None,
+    n: FirstN = None, size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
-    claim: Claim = None,
-    worst_score: EveryThreshold = False,
-    out: Page = None,
-    state: StateFolder = None,
-    cluster: ClusterAddress = None,
-    as_json: AsJson = False,
+    claim: Claim = None, worst_score: EveryThreshold = False, out: Page = None,
+    state: StateFolder = None, cluster: ClusterAddress = None, as_json: AsJson = False,
     device: Device = "auto",
-) -> None:
+) -> None:  # fmt: skip
     """Audit any image classifier: accuracy, AutoAttack, accepted errors, sanity checks.
 
     A model is code. MODULE is imported and runs with your rights, so audit only code that you
@@ -93,10 +85,6 @@ def audit(
 
     Example: demur audit my_code:make_net --data images.npz --rejector "Con()" -o audit.html
     """
-    import json
-    import shlex
-    import sys
-
     from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
     from demur.audits import cluster as on_cluster
@@ -118,10 +106,9 @@ def audit(
     loaded = load_model(model, checkpoint, adapter, Queries(budget, rate, log))
     with on_cluster(cluster):
         report = run_audit(
-            loaded, *images,
-            rejector=_rejector(rejector), eps=radius, norm=norm,
-            threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
-            seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
+            loaded, *images, rejector=_rejector(rejector), eps=radius, norm=norm,
+            threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size, seed=seed,
+            device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
             data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
         )  # fmt: skip
     if out is not None:

@@ -11,7 +11,7 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, number, option
 from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
-from demur.files.output_paths import output_file, output_folder
+from demur.files.output_paths import output_file, output_folder, protected_kind
 
 if TYPE_CHECKING:
     from demur.guards import Guard
@@ -94,6 +94,7 @@ def export(
     accept_chance: AcceptChance = False,
     onnx: Annotated[bool, option("Write model.onnx too.", "--onnx")] = False,
     name: Annotated[str | None, option("Name of the guard.", shown="that of the run")] = None,
+    overwrite: Annotated[bool, option("Replace the guard in the folder.", "--replace")] = False,
     form: Annotated[str, option("guard, or triton: a model repository.", "--format")] = "guard",
     sign: SignKey = None,
     device: Device = "auto",
@@ -117,6 +118,8 @@ def export(
     check_private_key(sign)
     folder = Path(out) if out else Path("guards") / Run.open(run).name
     check_target(folder)
+    if not overwrite and protected_kind(folder) == "guard":
+        raise BadInput(f"{folder} holds a guard; name a new folder, or give --replace")
     loaded = load_run(run, device, data, verify=verify)
     guard = Guard.from_run(
         loaded, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
@@ -250,7 +253,7 @@ def recalibrate(
     new = recalibrated(old, x, y, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence)
     chance = new.calibration["chance_test"]
     if not (chance["passed"] or accept_chance):
-        raise BadInput(f"{chance['sentence']}; --accept-chance overrides")
+        raise BadInput(f"{data}: {chance['sentence']}; --accept-chance overrides")
     factory = read_config(Path(bundle))["model"]["factory"]
     new.save(out, factory=factory, onnx=(Path(bundle) / ONNX).exists(), sign=sign)
     on_message(f"before: {old.rule_text}; now: {new.rule_text}")

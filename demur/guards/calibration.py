@@ -89,6 +89,8 @@ def calibrate(
     parts = [part for part, _ in fitted.rule(0.0).pairs]
     bound, _ = with_columns(tuple(parts))
     columns = np.stack([values(part, out) for part in bound], axis=1)  # N, K
+    classes = out.logits.shape[1]
+    chance = ChanceTest.of(int(correct.sum()), y.cpu().numpy(), classes, "calibration")
     certificate, shortfall = None, None
     try:
         found = certify_threshold(columns, correct, guarantee, confidence, **attacked)
@@ -97,8 +99,10 @@ def calibrate(
         finite = [t if np.isfinite(t) else None for t in thresholds]
         certificate = found.to_json() | {"thresholds": finite}
     except Uncertified as error:
-        if guarantee.is_upper_bound:
+        if guarantee.is_upper_bound and chance.passed:
             raise
+        if guarantee.is_upper_bound:
+            raise BadInput(f"{chance.sentence}; {error}") from None
         shortfall = str(error)
         chosen = guarantee.threshold(values(with_columns(fitted)[0], out), correct)
         thresholds = tuple(t for _, t in fitted.rule(chosen).pairs)
@@ -106,8 +110,6 @@ def calibrate(
     triples = zip(_parts(rejector), parts, map(float, thresholds), strict=True)
     scores = tuple(GuardScore(*one) for one in triples)
     accepted = np.all(columns >= np.array(thresholds), axis=1)
-    classes = out.logits.shape[1]
-    chance = ChanceTest.of(int(correct.sum()), y.cpu().numpy(), classes, "calibration")
     figures = {
         "guarantee": show(guarantee) if isinstance(guarantee, Spec) else guarantee.statement,
         "confidence": confidence, "sentence": sentence, "shortfall": shortfall,

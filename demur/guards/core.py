@@ -142,7 +142,7 @@ class Guard(BaseGuard):
 
         Returns:
             The guard, whose model card has the figures of the run's records. BadInput is raised
-            if the test accuracy is not above chance and the largest class (exact test, 95%).
+            if the test accuracy is not above chance and the largest class (exact test, 99%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
         run = Run.open(str(run)) if isinstance(run, str | Path) else run

@@ -163,10 +163,12 @@ class BaseGuard:
 
     @property
     def summary(self) -> str:
-        """Accuracy beside chance, and the coverage of the calibration images."""
+        """Accuracy beside chance; coverage and errors of the calibration images."""
         accuracy = self.calibration.get("chance_test", {}).get("sentence", "Accuracy unknown")
         coverage = (self.calibration.get("coverage") or {"value": 1.0})["value"]
-        return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
+        risk = self.calibration.get("risk")
+        wrong = f"; {risk['value']:.1%} of these are wrong" if risk else ""
+        return f"{accuracy}. It accepts {coverage:.1%} of the calibration images{wrong}."
 
     def __repr__(self) -> str:
         shown = f"{len(self.class_names)} classes, images {self.shape}, accepts {self.rule_text}"

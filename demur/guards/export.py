@@ -293,7 +293,7 @@ def _figures(guard: BaseGuard) -> list[str]:
         mark = "" if chance.get("passed") else "**"
         lines += ["", f"{mark}{_plain(str(chance.get('sentence')))}{mark}."]
     if not guard.reported_rates:
-        lines.append("No figures on other images or under attack were measured.")
+        lines.append("No decisions on other images or under attack were measured.")
     return lines
 
 

@@ -16,9 +16,10 @@ from demur.files.atomic import tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
 from demur.guards.inputs import image_digests, read_images
+from demur.recipes import VOCABULARY
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
-from demur.spec import show
+from demur.spec import read, show
 
 
 def describe(guard: Guard) -> dict[str, str]:
@@ -65,7 +66,8 @@ def recalibrated(
     """Return the guard of the next version, with thresholds chosen on other images.
 
     The net and fitted scores stay as they are. The figures of test images are left out, since
-    they are of the old thresholds. Images, labels and guarantees are those of `demur.guard`.
+    they are of the old thresholds. Images, labels and guarantees are those of `demur.guard`; if no
+    guarantee is given it is that of the guard.
 
     Uncertified is raised if a risk cannot be certified. BadInput is raised for training images of
     the guard's run, and for a guarantee under attack, which clean images do not give again.
@@ -87,7 +89,11 @@ def recalibrated(
         gate_threshold = guard.thresholds[0]
         spec = Coupled(guard.scores[0].rejector, gate_threshold, spec)
         fitted = Coupled(scores[0], gate_threshold, fitted)
-    found = calibrate(spec, fitted, out, y, guarantee_of(tpr, coverage, risk), confidence)
+    guarantee = guarantee_of(tpr, coverage, risk)
+    if (tpr, coverage, risk) == (None, None, None):
+        guarantee = read(str(guard.calibration["guarantee"]), VOCABULARY)
+        confidence = guard.calibration["confidence"]
+    found = calibrate(spec, fitted, out, y, guarantee, confidence)
     absent = [name for i, name in enumerate(guard.class_names) if i not in y]
     return replace(
         guard, scores=on_device(found.scores, guard.device),

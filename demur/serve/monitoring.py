@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 from time import monotonic, sleep
@@ -109,6 +110,7 @@ SPREADS = np.array([-0.9, 0.9])
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 WINDOW = 1000  # images of the recent rejection rate
 PROCESSES = "PROMETHEUS_MULTIPROC_DIR"  # folder in which several processes add up their numbers
+ALARM, RESET = "drift-alarm", "drift-reset"  # files in it
 # By name: which value of several processes is shown, and what it means
 GAUGES: dict[str, tuple[Literal["livesum", "max", "mostrecent"], str]] = {
     "queue_images": ("livesum", "Images that wait for the model."),
@@ -152,16 +154,21 @@ class DriftMonitor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all images and alarms; the calibration scores stay."""
+        """Forget all images and the alarm; the calibration scores stay."""
         self.counts = self.calibration.copy()
         self.bets = np.zeros(len(SHIFTS) + len(SPREADS))
         self.images = 0
-        self.alarms = 0
         self.first_alarm: int | None = None  # number of the image
 
     def observe(self, scores: Iterable[float]) -> None:
-        """Take in scores in the order of arrival; a score of NaN counts as the lowest."""
+        """Take in scores in the order of arrival; a score of NaN counts as the lowest.
+
+        After an alarm scores are only counted, until a reset.
+        """
         for score in scores:
+            self.images += 1
+            if self.alarm:
+                continue
             lowest = math.isnan(score)
             bin_ = 0 if lowest else int(np.searchsorted(self.edges, score, side="right"))
             below, total = int(self.counts[:bin_].sum()), int(self.counts.sum())
@@ -170,11 +177,8 @@ class DriftMonitor:
             u = 2 * p - 1
             factors = np.concatenate([1 + SHIFTS * u, 1 + SPREADS * (3 * u * u - 1) / 2])
             self.bets = (1 + self.bets) * factors
-            self.images += 1
             if self.statistic >= self.level:
-                self.alarms += 1
-                self.first_alarm = self.first_alarm or self.images
-                self.bets = np.zeros_like(self.bets)
+                self.first_alarm = self.images
 
     @property
     def statistic(self) -> float:
@@ -182,12 +186,11 @@ class DriftMonitor:
 
     @property
     def alarm(self) -> bool:
-        return self.alarms > 0
+        return self.first_alarm is not None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "alarm": self.alarm,
-            "alarms": self.alarms,
             "first_alarm": self.first_alarm,
             "statistic": self.statistic,
             "level": self.level,
@@ -198,7 +201,10 @@ class DriftMonitor:
 
 
 class Metrics:
-    """Requests, images, rejections and drift since the start, in the library of Prometheus."""
+    """Requests, images, rejections and drift since the start, in the library of Prometheus.
+
+    Several processes share an alarm and its reset by two files in the folder PROCESSES.
+    """
 
     def __init__(
         self, monitor: DriftMonitor, calibration_rejection_rate: float, guard: str = ""
@@ -206,7 +212,8 @@ class Metrics:
         self.monitor, self.calibration_rejection_rate = monitor, calibration_rejection_rate
         self.lock = threading.Lock()
         self.recent: list[bool] = []  # rejections, the last WINDOW
-        self.images = 0
+        self.images = self.reset_at = 0
+        self.shared = Path(os.environ[PROCESSES]) if PROCESSES in os.environ else None
         self.registry = CollectorRegistry()
         counter = partial(Counter, namespace="demur", registry=self.registry)
         self.requests = counter("requests", "Requests by path and status code.", ["path", "code"])
@@ -230,22 +237,44 @@ class Metrics:
         self.requests.labels(path, str(code)).inc()
         self.seconds.observe(seconds)
 
-    def count_result(self, result: GuardResult) -> None:
-        """Count the decisions of one batch and test its scores for drift."""
+    def count_result(self, result: GuardResult) -> bool:
+        """Count the decisions of one batch and test its scores; return whether this is an alarm."""
         rejected = (~result.accepted).tolist()
         with self.lock:
             self.images += len(rejected)
             self.classified.inc(len(rejected))
             self.rejected.inc(sum(rejected))
             self.recent = (self.recent + rejected)[-WINDOW:]
-            before = self.monitor.alarms
+            before = self._drift()["alarm"]
             self.monitor.observe(result.scores[:, -1].tolist())
-            self.alarms.inc(self.monitor.alarms - before)
+            if new := self.monitor.alarm and not before:
+                self.alarms.inc()
+                if self.shared is not None:
+                    (self.shared / ALARM).touch()
+            return new
+
+    def drift(self) -> dict[str, Any]:
+        """Return the state of the drift test; an alarm is that of any process."""
+        with self.lock:
+            return self._drift()
+
+    def _drift(self) -> dict[str, Any]:
+        elsewhere = False
+        if self.shared is not None:
+            reset, elsewhere = self.shared / RESET, (self.shared / ALARM).exists()
+            if reset.exists() and reset.stat().st_mtime_ns != self.reset_at:
+                self.reset_at = reset.stat().st_mtime_ns
+                self.monitor.reset()
+        return self.monitor.to_json() | {"alarm": self.monitor.alarm or elsewhere}
 
     def reset_drift(self) -> dict[str, Any]:
+        """Start the drift test of every process anew."""
         with self.lock:
+            if self.shared is not None:
+                (self.shared / ALARM).unlink(missing_ok=True)
+                (self.shared / RESET).touch()
             self.monitor.reset()
-            return self.monitor.to_json()
+            return self._drift()
 
     @property
     def rejection_rate(self) -> float | None:
@@ -255,10 +284,10 @@ class Metrics:
     def text(self, waiting: int) -> bytes:
         """Return everything in the text format of Prometheus, added up over processes."""
         with self.lock:
-            drift, rate = self.monitor, self.rejection_rate
+            drift, rate = self._drift(), self.rejection_rate
             values = (
                 waiting, math.nan if rate is None else rate, self.calibration_rejection_rate,
-                drift.statistic, drift.level, drift.alarm,
+                drift["statistic"], drift["level"], drift["alarm"],
             )  # fmt: skip
         for gauge, value in zip(self.gauges.values(), values, strict=True):
             gauge.set(value)

@@ -94,10 +94,10 @@ class Service:
         self.requests = self.attacks = 0  # in progress
 
     def _count(self, result: GuardResult) -> None:
-        before = self.metrics.monitor.alarms
-        self.metrics.count_result(result)
-        if self.metrics.monitor.alarms > before:
-            self.log.error("drift alarm", **self.metrics.monitor.to_json())
+        if self.metrics.count_result(result):
+            state = self.metrics.drift()
+            names = ("first_alarm", "images", "statistic", "false_alarms")
+            self.log.error("drift alarm", **{name: state[name] for name in names})
 
     @property
     def ready(self) -> bool:
@@ -134,6 +134,7 @@ class Service:
             raise RequestError(
                 403, "only a client on this machine may reset it; start the service with --token"
             )
+        self.log.info("drift test reset", images=self.metrics.drift()["images"])
         return self.metrics.reset_drift()
 
     async def predict(self, request: Request) -> Rows:
@@ -223,7 +224,7 @@ class Service:
                 self.log.info("answered", **values, **scope.get("decisions", {}))
 
     def health(self) -> dict[str, Any]:
-        drift, guard = self.metrics.monitor.to_json(), self.guard
+        drift, guard = self.metrics.drift(), self.guard
         return {
             "status": "drift" if drift["alarm"] else "ok",
             "version": demur.__version__,
