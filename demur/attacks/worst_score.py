@@ -50,9 +50,9 @@ class WorstScore(Attack):
     Auto-PGD towards each wrong class, on `TargetedScore` and on `TargetedLogScore`: one finds more
     for most nets, the other where gradients mislead. The likeliest wrong classes have a second run
     of both. Images on which no prediction is wrong yet are attacked on the margin of each class
-    alone. Examples are compared by their score in an
-    exact forward pass. An image on which no prediction became wrong is returned unchanged. A
-    coupled rejector keeps the threshold of its gate; the score is the second one.
+    alone. Examples are compared by their score in an exact forward pass. An image on which no
+    prediction became wrong is returned unchanged. A coupled rejector keeps the threshold of its
+    gate; the score is the second one.
 
     Args:
         ball: Where adversarial examples may lie, for instance Linf(8/255).
