@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -245,6 +246,8 @@ def guard(
     out, y = outputs_of(uncalibrated, x_cal, y_cal)
     fit = None if x_fit is None else lambda: outputs_of(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    if not (chance := found.figures["chance_test"])["passed"]:
+        warn(chance["sentence"], stacklevel=2)
     if temperature is None:
         temperature = shown_temperature(spec)
     return replace(
