@@ -38,6 +38,7 @@ from demur.nets import RejectingNet
 
 Craft = Callable[[Tensor, Tensor, int], Tensor]
 ANY_DISTANCE = 100.0  # a radius that contains every image
+ART = "adversarial-robustness-toolbox"
 TARGETS = 9  # as in AutoAttack, like `steps` and `queries` below
 
 
@@ -157,10 +158,76 @@ def torchattacks_fab(setup: PeerSetup) -> Craft:
     )
 
 
+def torchattacks_square(setup: PeerSetup) -> Craft:
+    """Square with demur's number of queries."""
+    attack_class = library("torchattacks").Square
+    return in_batches(attack_class(setup.net, eps=setup.ball.eps, n_queries=setup.queries))
+
+
 def torchattacks_cw(setup: PeerSetup) -> Craft:
     """C&W with one constant and the total steps of demur's searches."""
     steps = setup.cw.searches * setup.cw.steps
     return in_batches(library("torchattacks").CW(setup.net, c=1, steps=steps, lr=setup.cw.rate))
+
+
+# ----------------------------------------------------------------------------------------- ART
+
+
+def art_attack(name: str, options: Callable[[PeerSetup], dict[str, Any]]) -> Adapter:
+    """An attack of the Adversarial Robustness Toolbox, one restart."""
+
+    def adapter(setup: PeerSetup) -> Craft:
+        attacks, estimators = (
+            library("art.attacks.evasion"),
+            library("art.estimators.classification"),
+        )
+
+        def craft(x: Tensor, y: Tensor) -> Tensor:
+            model = estimators.PyTorchClassifier(
+                setup.net, nn.CrossEntropyLoss(), x.shape[1:], setup.classes, clip_values=(0, 1),
+                device_type=x.device.type,
+            )  # fmt: skip
+            attack = getattr(attacks, name)(
+                model, batch_size=len(x), verbose=False, **options(setup)
+            )
+            with torch.enable_grad():
+                found = attack.generate(x.cpu().numpy(), y.cpu().numpy())
+            return torch.from_numpy(found).to(x)
+
+        return in_batches(craft)
+
+    return adapter
+
+
+def art_pgd(steps: int) -> Adapter:
+    """PGD from a random start."""
+    return art_attack(
+        "ProjectedGradientDescentPyTorch",
+        lambda setup: {
+            "eps": setup.ball.eps, "eps_step": setup.step, "max_iter": steps, "num_random_init": 1,
+        },
+    )  # fmt: skip
+
+
+def art_apgd(setup: PeerSetup) -> Craft:
+    """Auto-PGD on the cross-entropy."""
+    options = {"eps": setup.ball.eps, "eps_step": 2 * setup.ball.eps, "max_iter": setup.steps,
+               "nb_random_init": 1, "loss_type": "cross_entropy"}  # fmt: skip
+    return art_attack("AutoProjectedGradientDescent", lambda _: options)(setup)
+
+
+def art_square(setup: PeerSetup) -> Craft:
+    """Square with demur's number of queries."""
+    options = {"eps": setup.ball.eps, "max_iter": setup.queries, "nb_restarts": 1}
+    return art_attack("SquareAttack", lambda _: options)(setup)
+
+
+def art_cw(setup: PeerSetup) -> Craft:
+    """C&W with demur's searches, steps, rate and first constant."""
+    cw = setup.cw
+    options = {"binary_search_steps": cw.searches, "max_iter": cw.steps, "learning_rate": cw.rate,
+               "initial_const": cw.constant}  # fmt: skip
+    return art_attack("CarliniL2Method", lambda _: options)(setup)
 
 
 # -------------------------------------------------------------------------------- pyautoattack
@@ -231,7 +298,11 @@ class Pair:
 def _pgd(steps: int) -> Pair:
     return Pair(
         lambda setup: PGD(setup.ball, steps=steps, step_size=setup.step),
-        {"foolbox": foolbox_pgd(steps), "torchattacks": torchattacks_pgd(steps)},
+        {
+            "foolbox": foolbox_pgd(steps),
+            "torchattacks": torchattacks_pgd(steps),
+            ART: art_pgd(steps),
+        },
     )
 
 
@@ -251,6 +322,7 @@ PAIRS: dict[str, Pair] = {
         "apgd-ce",
         lambda setup: APGD(setup.ball, steps=setup.steps),
         torchattacks=torchattacks_apgd("ce"),
+        **{ART: art_apgd},
     ),
     "apgd-dlr": _member(
         "apgd-dlr",
@@ -271,7 +343,12 @@ PAIRS: dict[str, Pair] = {
     "fab-t": _member(
         "fab-t", lambda setup: _multi_target(FAB(setup.ball, steps=setup.steps), setup)
     ),
-    "square": _member("square", lambda setup: Square(setup.ball, queries=setup.queries)),
+    "square": _member(
+        "square",
+        lambda setup: Square(setup.ball, queries=setup.queries),
+        torchattacks=torchattacks_square,
+        **{ART: art_square},
+    ),
     # torchattacks' AutoAttack takes 10 steps per member, so it is not comparable
     "autoattack": Pair(
         lambda setup: AutoAttackEnsemble(setup.ball),
@@ -282,7 +359,7 @@ PAIRS: dict[str, Pair] = {
     ),
     "cw-l2": Pair(
         lambda setup: setup.cw,
-        {"foolbox": foolbox_cw, "torchattacks": torchattacks_cw},
+        {"foolbox": foolbox_cw, "torchattacks": torchattacks_cw, ART: art_cw},
         distance="squared L2",
     ),
 }

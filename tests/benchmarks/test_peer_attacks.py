@@ -19,7 +19,7 @@ from demur.evaluate import LoadedRun, RecordOptions
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.runs import Run
-from peer_adapters import PAIRS, PeerSetup, plain_copy, seeded
+from peer_adapters import ART, PAIRS, PeerSetup, plain_copy, seeded
 from peer_attacks import (
     COLUMNS,
     OURS,
@@ -34,14 +34,15 @@ from peer_attacks import (
 )
 from tests.benchmarks.conftest import Script
 
-LIBRARIES = ("foolbox", "pyautoattack", "torchattacks")
+LIBRARIES = (ART, "foolbox", "pyautoattack", "torchattacks")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def libraries() -> None:
     for name in LIBRARIES:
-        pytest.importorskip(name, reason=f"pip install {name}", exc_type=ImportError)
+        module = "art" if name == ART else name
+        pytest.importorskip(module, reason=f"pip install {name}", exc_type=ImportError)
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_missing_library_is_named_and_skipped(
     assert code == 0, err
     assert "foolbox is not installed and left out: pip install foolbox" in out
     report = json.loads(Path("out.json").read_text())
-    assert [line["by"] for line in report["lines"]] == [OURS, "torchattacks"]
+    assert [line["by"] for line in report["lines"]] == [OURS, "torchattacks", ART]
     assert (report["n"], report["run"]) == (6, "tiny")
     monkeypatch.setattr(target, lambda name: without_foolbox("foolbox"))
     code, out, err = script(program, *arguments[:-2], "--json")
