@@ -132,7 +132,7 @@ def test_a_missing_library_is_named_and_skipped(
     code, out, err = script(program, *arguments[:-2], "--json")
     assert code == 0, err
     assert [line["by"] for line in json.loads(out)["lines"]] == [OURS]
-    assert len(json.loads(out)["missing"]) == 2
+    assert len(json.loads(out)["missing"]) == 3
 
 
 def test_wrong_arguments_are_one_sentence(script: Script, run_here: Path) -> None:
