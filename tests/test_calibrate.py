@@ -246,21 +246,23 @@ class TestShortfall:
         assert short.possible == math.ceil(1e4 * (1 - 0.0225 ** (1 / 32))) / 1e4
         assert str(error.value) == (
             "no threshold gives at most 5% wrong among the accepted with 95% confidence: the most "
-            "promising threshold had 0 of 32 accepted predictions wrong (0%); give about 93 images "
-            "instead of 40 (an estimate), or ask for at most 11.19% and give new images, since a "
-            "level that these images suggested voids the confidence"
+            "promising threshold had 0 of 32 accepted predictions wrong (0%) of the images "
+            "that tested it; give about 93 images instead of 40 (an estimate), or ask for at most "
+            "11.19% and give new images, since a level that these images suggested voids the "
+            "confidence"
         )
         certify_threshold(np.zeros(93), np.ones(93), Risk(0.05))
 
     @pytest.mark.parametrize(
-        ("hits", "needed"), [(0, 74), (1, 150), (2, 240), (3, 500), (5, None), (9, None)]
+        ("hits", "needed"), [(0, 130), (1, 180), (2, 290), (3, 600), (5, None), (9, None)]
     )
     def test_needed_images_at_the_observed_rate(self, hits: int, needed: int | None) -> None:
-        """100 trials in 100 images; expected errors are rounded up."""
+        """100 trials in 100 images; expected errors are rounded up, and one is added to any."""
         short = Shortfall(Risk(0.05), 0.95, (0.5,), 100, hits, 100, hits / 100, 0.0225)
         assert short.needed == needed
         if needed is not None:
-            assert stats.binom.cdf(math.ceil(hits * needed / 100), needed, 0.05) <= 0.0225
+            errors = math.ceil(hits * needed / 100) + (hits > 0)
+            assert stats.binom.cdf(errors, needed, 0.05) <= 0.0225
 
     @pytest.mark.parametrize(("guarantee", "level"), [(TPR(0.95), TPR), (Coverage(0.97), Coverage)])
     def test_the_possible_level_can_be_certified_and_no_better_one(
@@ -283,16 +285,16 @@ class TestShortfall:
             score = rng.random(n)
             return score, rng.random(n) >= np.where(score < 0.7, 0.3, 0.001)
 
-        enough = 0
+        helped = []
         for _ in range(20):
-            with pytest.raises(Uncertified, match="give about") as error:
+            with pytest.raises(Uncertified, match="give ") as error:
                 certify_threshold(*draw(n), Risk(level))
-            short = error.value.shortfall
-            assert short.needed
-            assert short.possible < 0.2, "the loosest threshold has 21% wrong"
-            with suppress(Uncertified):
-                enough += bool(certify_threshold(*draw(short.needed), Risk(level)).accepted)
-        assert enough >= 6, "an estimate from few images"
+            if needed := error.value.shortfall.needed:
+                helped.append(False)
+                with suppress(Uncertified):
+                    helped[-1] = certify_threshold(*draw(needed), Risk(level)).accepted > 0
+        assert len(helped) >= 15
+        assert np.mean(helped) >= 0.8
 
     def test_a_tpr_of_one_can_never_be_certified(self) -> None:
         with pytest.raises(Uncertified, match="more images would not help"):

@@ -2,6 +2,7 @@
 
 import doctest
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,10 @@ def test_a_foreign_model_is_normalised_and_may_return_logits(cal: Batch) -> None
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     x, y = cal
-    plain = demur.guard(net, (x - 0.3) / 2 + 0.4, y)
-    made = demur.guard(net, x, y, mean=[0.3], std=[2.0])
-    shifted = demur.guard(lambda images: net((images - 0.3) / 2), x, y)
+    make = partial(demur.guard, accept_chance=True)
+    plain = make(net, (x - 0.3) / 2 + 0.4, y)
+    made = make(net, x, y, mean=[0.3], std=[2.0])
+    shifted = make(lambda images: net((images - 0.3) / 2), x, y)
     assert np.allclose(made(x).scores, shifted(x).scores)
     assert not np.allclose(made(x).scores, plain(x).scores)
     assert torch.allclose(made.classifier()(x), net((x - 0.3) / 2))

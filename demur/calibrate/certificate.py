@@ -27,6 +27,7 @@ SHARES = get_args(Quantity)  # that have an interval
 PILOT_FACTOR, MAX_PILOT_INVERSE = 5, 5
 STARTS = 4  # of the test of a risk
 MAX_TRIALS = 10**7
+LEAST_MORE = 1.3  # times the images that did not suffice
 USEFUL = 0.05  # of the images: a threshold that accepts fewer is not proposed
 
 
@@ -163,7 +164,7 @@ class Shortfall:
     @property
     def possible(self) -> float:
         """Level that can be guaranteed at these thresholds, rounded to the safe side."""
-        bound = 10_000 * self.guarantee.bound(self.hits, self.trials, self.error)
+        bound = 10_000 * self.guarantee.bound(self.hits + self._spare, self.trials, self.error)
         return (math.ceil(bound) if self.guarantee.is_upper_bound else math.floor(bound)) / 10_000
 
     @property
@@ -180,7 +181,7 @@ class Shortfall:
         while enough - too_few > 1 + enough // 100:
             middle = (too_few + enough) // 2
             too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
-        images = math.ceil(self.images * enough / self.trials)
+        images = math.ceil(self.images * max(enough / self.trials, LEAST_MORE))
         unit: int = 10 ** max(0, len(str(images)) - 2)  # of the second digit
         return -(-images // unit) * unit
 
@@ -192,24 +193,30 @@ class Shortfall:
         if self.trials == 0:
             return f"{start}: {self.images:,} images are too few to test any; give more"
         counts = self.guarantee.observation.format(f"{self.hits:,}", f"{self.trials:,}")
-        observed = f"{counts} ({percent(self.hits / self.trials)})"
+        observed = f"{counts} ({percent(self.hits / self.trials)}) of the images that tested it"
         if needed is not None:
             advice = f"give about {needed:,} images instead of {self.images:,} (an estimate)"
         elif self.guarantee.is_upper_bound and self.hits <= self.guarantee.level * self.trials:
             advice = f"{self.images:,} images are too few to say how many would do; give more"
         else:
             advice = "more images would not help at that rate, but a better score might"
-        if 0 < self.possible < 1:
+        is_weaker = (self.possible > self.guarantee.level) == self.guarantee.is_upper_bound
+        if 0 < self.possible < 1 and is_weaker:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
             advice += f", or ask for {bound} {percent(self.possible)} and give new images, since"
             advice += " a level that these images suggested voids the confidence"
         return f"{start}: the most promising threshold had {observed}; {advice}"
 
+    @property
+    def _spare(self) -> int:
+        """One error more than counted, for the choice of the threshold among others."""
+        return int(self.guarantee.is_upper_bound and self.rate > 0)
+
     def _passes(self, trials: int) -> bool:
         """Whether the guarantee would pass its test with this many trials at that rate."""
         expected = round(self.rate * trials, 6)
         hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
-        return bool(self.guarantee.p_value(hits, trials) <= self.error)
+        return bool(self.guarantee.p_value(hits + self._spare, trials) <= self.error)
 
 
 class Uncertified(BadInput):
@@ -217,6 +224,7 @@ class Uncertified(BadInput):
 
     Args:
         shortfall: What is missing; its `sentence` is the message.
+        about: What else is known of these images; it comes first in the message.
 
     Example:
         >>> import numpy as np
@@ -228,12 +236,12 @@ class Uncertified(BadInput):
         ...     reason = str(error)
     """
 
-    def __init__(self, shortfall: Shortfall) -> None:
+    def __init__(self, shortfall: Shortfall, about: str = "") -> None:
         super().__init__(shortfall)
-        self.shortfall = shortfall
+        self.shortfall, self.about = shortfall, about
 
     def __str__(self) -> str:
-        return self.shortfall.sentence
+        return f"{self.about}; {self.shortfall.sentence}".removeprefix("; ")
 
 
 def certify_threshold(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from warnings import catch_warnings
 
 import typer
 
@@ -250,10 +251,13 @@ def recalibrate(
     x, y, problems = labelled_images(old, Path(data))
     for problem in problems:
         on_message(f"left out: {problem}")
-    new = recalibrated(old, x, y, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence)
-    chance = new.calibration["chance_test"]
-    if not (chance["passed"] or accept_chance):
-        raise BadInput(f"{data}: {chance['sentence']}; --accept-chance overrides")
+    with catch_warnings(record=True) as found:
+        new = recalibrated(
+            old, x, y, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
+            accept_chance=accept_chance,
+        )  # fmt: skip
+    for one in found:
+        on_message(f"warning: {one.message}")
     factory = read_config(Path(bundle))["model"]["factory"]
     new.save(out, factory=factory, onnx=(Path(bundle) / ONNX).exists(), sign=sign)
     on_message(f"before: {old.rule_text}; now: {new.rule_text}")

@@ -127,7 +127,7 @@ def _outcome(run: "Run", data: Path | None) -> Iterator[str]:
     )
     chance = ChanceTest.of(round(clean * len(y)), y.numpy(), classes, split)
     if not chance.passed:
-        yield chance.sentence
+        yield chance.advice
 
 
 @app.command()

@@ -54,6 +54,9 @@ class GuardScore(NamedTuple):
         return self.threshold > ANY_SCORE
 
 
+OVERRIDE = "accept_chance=True (--accept-chance) overrides"
+
+
 class Calibrated(NamedTuple):
     """The scores with their thresholds, and what the model card says about them."""
 
@@ -78,11 +81,13 @@ def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) 
 def calibrate(
     rejector: Rejector, fitted: Score, out: Output, y: torch.Tensor, guarantee: Guarantee,
     confidence: float, attacked: Mapping[str, Any] = MappingProxyType({}),
+    accept_chance: bool = False,
 ) -> Calibrated:  # fmt: skip
     """Choose the thresholds of a fitted rejector on the outputs for calibration images.
 
     `attacked` holds `worst` and `under` of `certify_threshold`. Raises Uncertified if a
-    risk cannot be certified, and BadInput if an output is not a number.
+    risk cannot be certified, and BadInput if an output is not a number or, unless `accept_chance`,
+    if the accuracy is not above chance.
     """
     check_logits(out)
     correct: BoolArray = (prediction(out) == y).cpu().numpy()
@@ -91,6 +96,8 @@ def calibrate(
     columns = np.stack([values(part, out) for part in bound], axis=1)  # N, K
     classes = out.logits.shape[1]
     chance = ChanceTest.of(int(correct.sum()), y.cpu().numpy(), classes, "calibration")
+    if not (chance.passed or accept_chance):
+        raise BadInput(f"{chance.sentence}; check the labels and the classes; {OVERRIDE}")
     certificate, shortfall = None, None
     try:
         found = certify_threshold(columns, correct, guarantee, confidence, **attacked)
@@ -99,10 +106,8 @@ def calibrate(
         finite = [t if np.isfinite(t) else None for t in thresholds]
         certificate = found.to_json() | {"thresholds": finite}
     except Uncertified as error:
-        if guarantee.is_upper_bound and chance.passed:
-            raise
         if guarantee.is_upper_bound:
-            raise BadInput(f"{chance.sentence}; {error}") from None
+            raise Uncertified(error.shortfall, chance.sentence) from None
         shortfall = str(error)
         chosen = guarantee.threshold(values(with_columns(fitted)[0], out), correct)
         thresholds = tuple(t for _, t in fitted.rule(chosen).pairs)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
 from demur.guards.bundle import load, save
 from demur.guards.calibration import (
+    OVERRIDE,
     GuardScore,
     calibrate,
     decision_figures,
@@ -74,7 +74,7 @@ class Guard(BaseGuard):
         >>> from demur import guard
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         >>> x, y = torch.rand(200, 1, 8, 8), torch.arange(200) % 10
-        >>> guarded = guard(net, x, y, tpr=0.9)
+        >>> guarded = guard(net, x, y, accept_chance=True)
         >>> guarded(x[:5]).accepted.shape
         (5,)
     """
@@ -156,7 +156,7 @@ class Guard(BaseGuard):
         spec = loaded.fitted(spec)
         chance = loaded.chance_test()
         if not (chance.passed or accept_chance):
-            raise BadInput(f"{chance.sentence}; accept_chance=True (--accept-chance) overrides")
+            raise BadInput(f"{chance.advice}; {OVERRIDE}")
 
         def fit() -> tuple[Output, Tensor]:
             return (clean := loaded.clean("fit")).output, clean.y
@@ -166,7 +166,7 @@ class Guard(BaseGuard):
         record = attacked_cal(loaded, *attack_under(loaded, under, rejector), own)
         attacked = {} if record is cal else under_attack(spec, fitted, record, cal)
         out = add_columns(cal.output, [cal.stored_scores[one.key] for one in own])
-        calibrated = calibrate(spec, fitted, out, cal.y, guarantee, confidence, attacked)
+        calibrated = calibrate(spec, fitted, out, cal.y, guarantee, confidence, attacked, True)
         scores, domain = on_device(calibrated.scores, loaded.device), recipe.data.domain
         return Guard(
             loaded.net, scores, domain.shape,
@@ -203,11 +203,12 @@ def guard(
     class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
     eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
+    accept_chance: bool = False,
 ) -> Guard:  # fmt: skip
     """Calibrate a rejector of any classifier on held-out images and return the guard.
 
-    A TPR or a coverage is certified where the images suffice; otherwise the threshold is the
-    empirical one, and `certificate` is None. A risk is always certified.
+    A TPR or a coverage is certified where the images suffice; otherwise the threshold is
+    empirical, and `certificate` is None. A risk is always certified.
 
     Args:
         model: Images N, C, H, W in [0, 1] to logits or an Output; set to eval mode.
@@ -227,33 +228,29 @@ def guard(
         temperature: Softmax temperature of the class probabilities; None takes the rejector's.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The net and head specs that the model was built from.
+        accept_chance: Make a guard of a model that is not shown to be better than chance.
 
     Returns:
-        The guard. Uncertified is raised if a risk cannot be certified.
+        The guard. Uncertified is raised if a risk cannot be certified, BadInput at chance level.
 
     Example:
         >>> import torch
         >>> from demur import guard
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         >>> x, y = torch.rand(300, 1, 8, 8), torch.arange(300) % 10
-        >>> guarded = guard(net, x, y, rejector="Energy", coverage=0.9)
-        >>> guarded.certificate is not None
-        True
+        >>> guarded = guard(net, x, y, rejector="Energy", accept_chance=True)
     """
     guarantee, spec = guarantee_of(tpr, coverage, risk), as_rejector(rejector)
     check_readable(spec)
     spec, uncalibrated = _uncalibrated(spec, model, x_cal, mean, std, x_fit, y_fit)
     out, y = outputs_of(uncalibrated, x_cal, y_cal)
     fit = None if x_fit is None else lambda: outputs_of(uncalibrated, x_fit, y_fit)
-    found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
-    if not (chance := found.figures["chance_test"])["passed"]:
-        warn(chance["sentence"], stacklevel=2)
-    if temperature is None:
-        temperature = shown_temperature(spec)
+    about = spec, fit_rejector(spec, fit), out, y, guarantee, confidence
+    found = calibrate(*about, accept_chance=accept_chance)
+    temperature = shown_temperature(spec) if temperature is None else temperature
     return replace(
-        uncalibrated, scores=on_device(found.scores, uncalibrated.device),
-        calibration=found.figures,
-        class_names=_names(class_names, out.logits.shape[1]), resize=resize,
+        uncalibrated, scores=on_device(found.scores, uncalibrated.device), resize=resize,
+        calibration=found.figures, class_names=_names(class_names, out.logits.shape[1]),
         eps=float(convert_value(eps, UnitInterval, "eps")),
         temperature=float(convert_value(temperature, Positive, "temperature")),
         built_from=BuiltFrom(*built_from) if built_from else None,

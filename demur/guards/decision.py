@@ -57,7 +57,7 @@ class GuardResult:
         >>> from demur import guard
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
         >>> x, y = torch.rand(200, 1, 8, 8), torch.arange(200) % 2
-        >>> result = guard(net, x, y, class_names=["cat", "dog"])(x[:3])
+        >>> result = guard(net, x, y, accept_chance=True)(x[:3])
         >>> len(result.rows())
         3
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 
@@ -16,6 +17,7 @@ from demur.files.atomic import tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
 from demur.guards.inputs import image_digests, read_images
+from demur.output import Output, prediction
 from demur.recipes import VOCABULARY
 from demur.rejectors import Coupled, ImageRejector
 from demur.rejectors.rule import as_score
@@ -62,6 +64,7 @@ def differences(first: Guard, second: Guard) -> dict[str, tuple[str, str]]:
 def recalibrated(
     guard: Guard, images: Any, labels: Any, *, tpr: float | None = None,
     coverage: float | None = None, risk: float | None = None, confidence: float = 0.95,
+    accept_chance: bool = False,
 ) -> Guard:  # fmt: skip
     """Return the guard of the next version, with thresholds chosen on other images.
 
@@ -93,13 +96,24 @@ def recalibrated(
     if (tpr, coverage, risk) == (None, None, None):
         guarantee = read(str(guard.calibration["guarantee"]), VOCABULARY)
         confidence = guard.calibration["confidence"]
-    found = calibrate(spec, fitted, out, y, guarantee, confidence)
+    found = calibrate(spec, fitted, out, y, guarantee, confidence, accept_chance=accept_chance)
+    _warn_of_labels(guard, out, y)
     absent = [name for i, name in enumerate(guard.class_names) if i not in y]
     return replace(
         guard, scores=on_device(found.scores, guard.device),
         calibration=found.figures | ({"classes_without_images": absent} if absent else {}),
         reported_rates=(), version=guard.version + 1,
     )  # fmt: skip
+
+
+def _warn_of_labels(guard: Guard, out: Output, y: torch.Tensor) -> None:
+    """Warn of classes whose images are mostly predicted as one other class."""
+    for label, name in enumerate(guard.class_names):
+        own = prediction(out)[y == label]
+        if len(own) and (other := int(own.mode().values)) != label and (own == other).sum() > 4:
+            share = f"{int((own == other).sum())} of {len(own)} images of {name}"
+            predicted = f"are predicted as {guard.class_names[other]}; check their labels"
+            warn(f"{share} {predicted}", stacklevel=3)
 
 
 def labelled_images(guard: Guard, folder: Path) -> tuple[torch.Tensor, torch.Tensor, list[str]]:

@@ -320,8 +320,8 @@ def _quantile(a: FloatArray, b: FloatArray, level: float) -> FloatArray:
 
 CHANCE_LEVEL = 0.01  # of the one-sided test: of nets at chance one in a hundred passes
 REMEDY = (
-    "check the labels and give more images; for a net of your own train longer (epochs=60) or with "
-    "a smaller eps: images-standard-small shows what it learns without attacks"
+    "check the labels, add images, train longer (epochs=60) or with a smaller eps; "
+    "images-standard-small shows what the net learns without attacks"
 )
 
 
@@ -347,13 +347,18 @@ class ChanceTest(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Accuracy beside both baselines; what to try if it is not above them."""
+        """Accuracy beside both baselines."""
         above = "above" if self.passed else "not shown to be better than"
         return (
             f"{100 * self.right / self.images:.1f}% of {self.images} {self.split} images are "
             f"right, {above} chance ({100 / self.classes:.1f}%) and the largest class "
-            f"({100 * self.majority / self.images:.1f}%){'' if self.passed else f'; {REMEDY}'}"
+            f"({100 * self.majority / self.images:.1f}%)"
         )
+
+    @property
+    def advice(self) -> str:
+        """The sentence, and what to try with a net of one's own."""
+        return f"{self.sentence}; {REMEDY}"
 
     def to_json(self) -> dict[str, Any]:
         """What a guard stores."""

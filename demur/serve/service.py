@@ -134,7 +134,7 @@ class Service:
             raise RequestError(
                 403, "only a client on this machine may reset it; start the service with --token"
             )
-        self.log.info("drift test reset", images=self.metrics.drift()["images"])
+        self.log.warning("drift test reset", images=self.metrics.drift()["images"])
         return self.metrics.reset_drift()
 
     async def predict(self, request: Request) -> Rows:

@@ -182,7 +182,7 @@ def _grade(found: Sequence[HeadComparison], chance: ChanceTest) -> Verdict:
     accepted = f"{adaptive.images}: {errors} of {adaptive.n} images are wrong and accepted by R-Con"
     if attacked.correct <= MIN_LEFT * clean.correct:
         return Verdict(Grade.BROKEN, (f"{left}; no head can change that.", f"{accepted}."))
-    signs = [] if chance.passed else [f"{chance.sentence}."]
+    signs = [] if chance.passed else [f"{chance.advice}."]
     if upper_bound(errors, adaptive.n, 0.05) >= MAX_ACCEPTED:
         signs.append(f"{accepted}, not shown to be below {MAX_ACCEPTED:.0%}.")
     if signs:
