@@ -21,6 +21,7 @@ from demur.noise import permutation
 from demur.progress import ignore
 from demur.spec import Spec
 
+HASHED = 256  # images at a time
 DIGITS_SPLITS = (1150, 150, 197, 300)
 SHUFFLE_SEED = 0
 SplitName = Literal["fit", "val", "cal", "test"]
@@ -41,7 +42,11 @@ class Images:
 
     def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return the chosen images as floats in [0, 1] (N, C, H, W) and their labels (N)."""
-        return self.pixels[chosen].float() / self.levels, self.y[chosen]
+        return self.stored(chosen).float() / self.levels, self.y[chosen]
+
+    def stored(self, chosen: Tensor | slice) -> Tensor:
+        """Return the chosen images as they are stored, uint8."""
+        return self.pixels[chosen]
 
     def first(self, count: int) -> "Images":
         """Return the first `count` images; raise BadInput if there are fewer."""
@@ -57,6 +62,10 @@ class Images:
         pixels, y, index = (part.to(device) for part in (self.pixels, self.y, self.index))
         return replace(self, pixels=pixels, y=y, index=index)
 
+    def streamed(self, device: torch.device) -> "Images":
+        """Return a copy whose batches are on another device; pixels in a file stay there."""
+        return self.to(device)
+
     def slices(self, batch_size: int) -> Iterator[slice]:
         """Yield consecutive slices of at most `batch_size` images."""
         for begin in range(0, len(self), batch_size):
@@ -65,7 +74,8 @@ class Images:
     def digest(self) -> str:
         """SHA-256 over pixels, labels and indices, as 64 hex digits."""
         sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
-        for tensor in (self.pixels, self.y, self.index):
+        pieces = (self.stored(piece) for piece in self.slices(HASHED))
+        for tensor in (*pieces, self.y, self.index):
             sha256.update(tensor.cpu().contiguous().numpy().data)
         return sha256.hexdigest()
 

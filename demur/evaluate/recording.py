@@ -4,6 +4,7 @@ On a GPU the fast engine makes the adversarial examples. The net is evaluated on
 fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,10 +27,15 @@ from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.corruptions import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
+from demur.evaluate.batching import (
+    FinishedBatches,
+    ProgressCallback,
+    attack_in_batches,
+    default_batch_size,
+)
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
-from demur.evaluate.probing import probe
-from demur.files.atomic import exclusive_lock
+from demur.evaluate.probing import PROBED, probe
+from demur.files.atomic import MEGABYTE, exclusive_lock
 from demur.images import check_batch
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision
@@ -39,6 +45,7 @@ from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import FitImages, fit_on_images, image_rejectors, values_on_images
 from demur.runs import Record, Records, Run, provenance
 from demur.runs.record import (
+    Streamed,
     code_problem,
     finished_record,
     identity,
@@ -52,6 +59,7 @@ from demur.spec.code_digest import code_of, fingerprint
 from demur.version import code_version
 
 S = TypeVar("S")
+ReadImages = Callable[[slice], Tensor]  # rows to images
 VERDICT_BATCH = 256
 CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
 
@@ -151,14 +159,15 @@ class LoadedRun:
             return fit_on_images(spec, images)
 
     def image_scores(
-        self, rejectors: Sequence[ImageRejector], x: Tensor, out: Output
+        self, rejectors: Sequence[ImageRejector], x: ReadImages, out: Output
     ) -> dict[str, Tensor]:
-        """Scores (N each, on the CPU) of images and the net's output for them, by their key."""
+        """Scores (N each, on the CPU) by their key; `x` reads images that have this output."""
         scores = dict[str, Tensor]()
         for one in rejectors:
             parts = []
-            for some in torch.arange(len(x)).split(VERDICT_BATCH):
-                batch = x[some].to(self.device), out.select(some).to(self.device)
+            for some in torch.arange(len(out.logits)).split(VERDICT_BATCH):
+                rows = slice(int(some[0]), int(some[-1]) + 1)
+                batch = x(rows).to(self.device), out.select(some).to(self.device)
                 with tf32("fp32"), torch.no_grad():
                     parts.append(values_on_images(one, self.net, *batch).float().cpu())
             found = scores[one.key] = torch.cat(parts)
@@ -170,13 +179,15 @@ class LoadedRun:
         missing = [one for one in rejectors if one.key not in record.stored_scores]
         if not missing or record.scores_only or not self.run.has_weights:
             return record
-        x = record.arrays.get("x_adv", record.y[:0])
+        x_adv = record.arrays.get("x_adv", record.y[:0])
+        read: ReadImages = x_adv.__getitem__
+        count = len(x_adv)
         if record.metadata["attack"] == digest(Clean()):
-            images = self.checked_split(record.metadata["split"])
-            x = images.first(len(record.y)).batch(slice(None))[0]
-        if len(x) < len(record.y):
+            images = self.checked_split(record.metadata["split"]).first(len(record.y))
+            read, count = lambda rows: images.batch(rows)[0], len(images)
+        if count < len(record.y):
             return record
-        return record.with_stored(self.image_scores(missing, x, record.output))
+        return record.with_stored(self.image_scores(missing, read, record.output))
 
     @property
     def precision(self) -> Precision:
@@ -245,7 +256,7 @@ class LoadedRun:
     def images(self, options: RecordOptions) -> Images:
         """Images to attack, on the device."""
         images = self.checked_split(options.split)
-        return (images if options.n is None else images.first(options.n)).to(self.device)
+        return (images if options.n is None else images.first(options.n)).streamed(self.device)
 
     def checked_split(self, name: str) -> Images:
         """Images of a split; BadInput unless they have the pixels and labels of the training."""
@@ -338,7 +349,9 @@ def run_attack(
     key = identity(**inputs)
     if (finished := here.broadcast(making.finished(key))) is not None:
         return read_record(finished)
-    check_batch(*images.batch(slice(None)), loaded.run.recipe.data.domain.classes)
+    for piece in images.slices(VERDICT_BATCH):
+        classes = loaded.run.recipe.data.domain.classes
+        check_batch(*images.batch(piece), classes, piece.start)
     spec = show(attack, full=True)
     metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
     half = folder / f".making-{key[:12]}"
@@ -414,7 +427,7 @@ class _Recording:
             **provenance(self.loaded.device),
         }
 
-    def craft(self, folder: Path, on_progress: ProgressCallback) -> Tensor:
+    def craft(self, folder: Path, on_progress: ProgressCallback) -> FinishedBatches:
         """Adversarial examples; finished batches are stored in folders by code version."""
         loaded, images = self.loaded, self.images
         if loaded.fast:
@@ -425,48 +438,71 @@ class _Recording:
         craft = partial(loaded.craft, self.bound.spec, images)
         return attack_in_batches(craft, images, size, parts, on_progress)
 
-    def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> Path:
+    def write(self, x_adv: FinishedBatches, metadata: dict[str, Any], folder: Path) -> Path:
         """Evaluate the net on adversarial examples and write the record, first into `folder`.
 
         An earlier record that lacks the scores of image rejectors is replaced.
         """
-        net = self.loaded.net
-        x, y = self.images.batch(slice(None))
-        self.bound.spec.check_result(x.cpu(), x_adv)
-        metadata["probe"] = probe(net, x, y)
+        net, features = self.loaded.net, folder / "feature"
+        metadata["probe"] = probe(net, *self.images.batch(slice(PROBED)))
         records, split = self.loaded.run.records_folder, self.options.split
-        record, known = Record(self._arrays(net, x, x_adv), metadata), dict[str, Tensor]()
+        record, known = Record(self._arrays(x_adv, features), metadata), dict[str, Tensor]()
         if earlier := finished_record(records, split, metadata["digest"]):
             old = read_record(earlier)
             metadata["label"] = old.label
             if torch.equal(old.arrays["logits"], record.arrays["logits"]):
                 known = old.stored_scores
         missing = [one for one in self.rejectors if one.key not in known]
-        record = record.with_stored(known | self.loaded.image_scores(missing, x_adv, record.output))
+        scores = self.loaded.image_scores(missing, x_adv.__getitem__, record.output)
+        record = record.with_stored(known | scores)
         half = record_path(folder, metadata["label"], split, metadata["digest"])
-        write_record(half, record)
+
+        def kept_images() -> Iterator[memoryview]:
+            for piece in self.images.first(metadata["images"]).slices(VERDICT_BATCH):
+                yield x_adv[piece].numpy().data
+
+        streamed: Streamed = {"feature": partial(_chunks, features), "x_adv": kept_images}
+        write_record(half, record, streamed=streamed)
         if earlier:  # arrays without metadata are no record, and their batches are still here
             earlier.with_suffix(".json").unlink()
         move_record(half, records)
         return records / half.name
 
-    def _arrays(self, net: RejectingNet, x: Tensor, x_adv: Tensor) -> dict[str, Tensor]:
-        """Per-image arrays of a record, on the CPU."""
-        out = final_outputs(net, x_adv, x.device)
-        check_logits(out)
-        for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
+    def _arrays(self, x_adv: FinishedBatches, features: Path) -> dict[str, Tensor]:
+        """Per-image arrays of a record, on the CPU; features in a file, of images the shape."""
+        columns, net = [], self.loaded.net
+        with features.open("wb") as file:
+            for piece in self.images.slices(VERDICT_BATCH):
+                x, made = self.images.batch(piece)[0], x_adv[piece]
+                self.bound.spec.check_result(x.cpu(), made)
+                out, delta = final_outputs(net, made, x.device), made - x.cpu()
+                invalid = (part.isnan().any(1) for part in (out.feature, out.aux))
+                norms = Linf(0).norm(delta), L2(0).norm(delta)
+                columns.append((out.logits, out.aux, *norms, *invalid))
+                file.write(out.feature.numpy().data)
+        logits, aux, linf, l2, *wrong = (torch.cat(column) for column in zip(*columns, strict=True))
+        check_logits(Output(logits, logits, aux))
+        for name, images in zip(("features", "auxiliary outputs"), wrong, strict=True):
             remedy = "train the net again, or check its weights"
-            raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
-        delta = x_adv - x.cpu()
+            raise_if_invalid(name, images, remedy, invalid=Tensor.bool)
         arrays = {
-            "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": out.logits,
-            "aux": out.aux, "size_linf": Linf(0).norm(delta), "size_l2": L2(0).norm(delta),
+            "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": logits,
+            "aux": aux, "size_linf": linf, "size_l2": l2,
         }  # fmt: skip
         if self.options.keep_features:
-            arrays["feature"] = out.feature
+            shape, dtype = (len(logits), out.feature.shape[1]), out.feature.dtype
+            mapped = torch.from_file(str(features), size=math.prod(shape), dtype=dtype)
+            arrays["feature"] = mapped.view(shape)
         if self.options.keep_images:
-            arrays["x_adv"] = x_adv[: self.options.keep_images].clone()
+            count = min(self.options.keep_images, len(logits))
+            arrays["x_adv"] = torch.empty(count, *made.shape[1:], device="meta")
         return arrays
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(MEGABYTE):
+            yield chunk
 
 
 def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import stat
@@ -17,7 +18,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import IO, Any
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -67,6 +69,7 @@ def _per_channel(scale: Tensor, tensor: Tensor) -> Tensor:
 
 
 MEGABYTE = 1 << 20
+MAPPED = 16 * MEGABYTE  # bytes of an array from which on it is read into a temporary file
 TEMPORARY_FILES = ".*.tmp"
 MAX_JSON = 8 * MEGABYTE
 MAX_HEADER = MEGABYTE  # of a safetensors file
@@ -78,6 +81,13 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
+    with open_regular_file(path, limit, remedy) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+@contextmanager
+def open_regular_file(path: Path, limit: int, remedy: str) -> Iterator[IO[bytes]]:
+    """Open a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
     try:
         # a plain open of a pipe waits for a writer
         handle = os.open(path, os.O_RDONLY | FLAGS)
@@ -93,7 +103,7 @@ def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
                 f"{path} has {found.st_size:,} bytes and may have at most {limit:,}; {remedy}"
             )
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(found.st_size)
+            yield file
     finally:
         os.close(handle)
 
@@ -116,7 +126,8 @@ def write_bytes(path: Path, content: bytes) -> str:
     elif is_stream(path):
         path.write_bytes(content)
     else:
-        _write_atomically(path, content)
+        with atomic_file(path) as file:
+            file.write(content)
     return content_digest(content)
 
 
@@ -197,6 +208,21 @@ def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
     return content
 
 
+@contextmanager
+def open_checked(path: Path, digest: str, remedy: str, limit: int) -> Iterator[IO[bytes]]:
+    """Open a file of at most `limit` bytes; BadInput if it is missing or damaged."""
+    with open_regular_file(path, limit, remedy) as file:
+        _check_digest(path, digest, file_digest(file), remedy)
+        file.seek(0)
+        yield file
+
+
+def file_digest(file: IO[bytes]) -> str:
+    """SHA-256 of an open file, from its beginning, as 64 hex digits."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def read_tensors(
     path: Path, digest: str, remedy: str, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -219,14 +245,46 @@ def read_tensors(
 
 
 def read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
-    """One array without objects of an npy stream of `size` bytes; ValueError if it needs more."""
+    """One array without objects of an npy stream of `size` bytes; ValueError if it needs more.
+
+    A large array is mapped from a temporary file.
+    """
     headers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
     shape, fortran, dtype = headers[format.read_magic(stream)](stream)
+    order: Literal["C", "F"] = "F" if fortran else "C"
     count = math.prod(shape)
-    if dtype.hasobject or count * dtype.itemsize > size:
+    length = count * dtype.itemsize
+    if dtype.hasobject or length > size:
         raise ValueError
-    flat = np.frombuffer(bytearray(stream.read(count * dtype.itemsize)), dtype, count)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    if length < MAPPED:
+        return np.frombuffer(bytearray(stream.read(length)), dtype, count).reshape(
+            shape, order=order
+        )
+    with TemporaryFile() as file:
+        for start in range(0, length, MEGABYTE):
+            file.write(stream.read(min(MEGABYTE, length - start)))
+        file.flush()
+        return np.memmap(file, dtype, "c", shape=shape, order=order)
+
+
+def in_pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield rows of an array, about a megabyte at a time; those of a mapped file are released."""
+    rows = max(1, MEGABYTE // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+        release(array)
+
+
+def release(array: NDArray[Any]) -> None:
+    """Let go of the pages of a mapped file, which the next access reads again.
+
+    What was written to the array is lost if it is a copy on write.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -282,16 +340,17 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> I
         lock.release()
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside the target, then rename it; an OSError names the target."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a temporary file beside the target, then rename it; an OSError names the target."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():  # realpath stops at a link that leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     half = target.with_name(f".{target.name[:MAX_STEM]}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with half.open("wb") as file:
-            file.write(content)
+        with half.open("w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         half.replace(target)

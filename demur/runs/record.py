@@ -4,15 +4,16 @@ An attack takes hours and scoring takes seconds, so rejectors, metrics and figur
 """
 
 import hashlib
-import io
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
@@ -26,10 +27,12 @@ from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
 from demur.files.atomic import (
     MEGABYTE,
+    atomic_file,
+    file_digest,
+    in_pieces,
     move_file,
+    open_checked,
     read_array,
-    read_checked,
-    write_bytes,
     write_json,
 )
 from demur.output import Output, prediction
@@ -49,6 +52,7 @@ MAX_NPZ = 4096 * MEGABYTE  # bytes of the file
 SMALL = 256 * MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
 MAX_DICTIONARY = 64 * MEGABYTE  # of LZMA, allocated before a byte is unpacked
+NPY_HEADER = 128  # bytes before the numbers of an array
 LOCAL_HEADER = 30  # bytes of the fixed part of a member's header
 COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA)
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
@@ -77,28 +81,45 @@ NORMS = ("size_linf", "size_l2")  # a scores-only record may lack one; of a corr
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 
-def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> bytes:
-    """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
-    buffer, unpacked = io.BytesIO(), 0
-    with ZipFile(buffer, "w") as file:
+Streamed = Mapping[str, Callable[[], Iterable[bytes | memoryview]]]
+
+
+def write_npz(
+    stream: IO[bytes], arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED,
+    streamed: Streamed = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Write arrays as an npz file without time stamps, so that equal arrays give equal bytes.
+
+    The bytes of an array in `streamed` come from there; its tensor has the shape and type only.
+    """
+    stream.truncate(stream.seek(0))
+    with ZipFile(stream, "w") as file:
         for name, values in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, values.numpy(), allow_pickle=False)
-            file.writestr(ZipInfo(f"{name}.npy"), member.getvalue(), compression)
-            unpacked += member.tell()
-    content = buffer.getvalue()
-    too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
-    return npz_bytes(arrays, ZIP_STORED) if too_dense else content
+            member = ZipInfo(f"{name}.npy")
+            member.compress_type = compression
+            member.file_size = NPY_HEADER + values.nbytes  # decides on ZIP64
+            with file.open(member, "w") as packed:
+                if name not in streamed:
+                    np.lib.format.write_array(packed, values.numpy(), allow_pickle=False)
+                    continue
+                dtype = torch.empty(0, dtype=values.dtype).numpy().dtype.str
+                header = {"descr": dtype, "fortran_order": False, "shape": tuple(values.shape)}
+                np.lib.format.write_array_header_1_0(packed, header)
+                for part in streamed[name]():
+                    packed.write(part)
+        unpacked = sum(member.file_size for member in file.infolist())
+    if compression != ZIP_STORED and unpacked > _max_unpacked(stream.tell()):
+        write_npz(stream, arrays, ZIP_STORED, streamed)  # so dense that the reader would raise
 
 
-def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
+def read_npz(stream: IO[bytes], path: Path, remedy: str) -> dict[str, Tensor]:
     """Arrays of a record; BadInput if the file is not such an npz file.
 
     Nothing is unpacked before the sizes in the zip directory are known to be in bounds.
     """
     try:
-        with ZipFile(io.BytesIO(content)) as file:
-            _check_directory(file, content)
+        with ZipFile(stream) as file:
+            _check_directory(file, stream)
             return {
                 member.filename.removesuffix(".npy"): _read_member(file, member)
                 for member in file.infolist()
@@ -126,8 +147,6 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         for letter, size in zip(ARRAYS[name].shape, array.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
-        if array.is_floating_point() and bool(array.isnan().any()):
-            raise BadInput(f"{name} holds values that are not numbers")
     labels = arrays["y"]
     if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
         raise BadInput("y holds a label that is no class")
@@ -146,31 +165,32 @@ def _max_unpacked(size: int) -> int:
     return max(SMALL, MAX_RATIO * size)
 
 
-def _check_directory(file: ZipFile, content: bytes) -> None:
+def _check_directory(file: ZipFile, stream: IO[bytes]) -> None:
     """Raise BadInput unless the members are known arrays whose sizes are in bounds."""
-    members = file.infolist()
+    members, size = file.infolist(), stream.seek(0, os.SEEK_END)
     names = [member.filename.removesuffix(".npy") for member in members]
     if unknown := [name for name in names if name not in ARRAYS]:
         raise BadInput(f"it holds {unknown[0][:40]!r}, which no record has")
     if len(set(names)) < len(names):
         raise BadInput("it holds an array twice")
     unpacked = sum(member.file_size for member in members)
-    if unpacked > _max_unpacked(len(content)):
-        raise BadInput(f"its arrays have {unpacked:,} bytes, too many for {len(content):,} packed")
+    if unpacked > _max_unpacked(size):
+        raise BadInput(f"its arrays have {unpacked:,} bytes, too many for {size:,} packed")
     for member in members:
         if member.compress_type not in COMPRESSIONS:
             raise BadInput(f"{member.filename} is packed in an unknown way")
         if member.compress_type == ZIP_LZMA:
-            _check_lzma(member, content)
+            _check_lzma(member, stream)
 
 
-def _check_lzma(member: ZipInfo, content: bytes) -> None:
+def _check_lzma(member: ZipInfo, stream: IO[bytes]) -> None:
     """Raise BadInput if a member asks for a large LZMA dictionary."""
-    header = content[member.header_offset :][:LOCAL_HEADER]
+    stream.seek(member.header_offset)
+    header = stream.read(LOCAL_HEADER)
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    start = member.header_offset + LOCAL_HEADER + name + extra
     # two bytes each of version and length, one of settings, four of the dictionary's size
-    dictionary = int.from_bytes(content[start + 5 : start + 9], "little")
+    stream.seek(name + extra + 5, os.SEEK_CUR)
+    dictionary = int.from_bytes(stream.read(4), "little")
     if dictionary > MAX_DICTIONARY:
         raise BadInput(f"{member.filename} needs {dictionary:,} bytes to be unpacked")
 
@@ -190,6 +210,8 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
         raise BadInput(f"{name} has more bytes than those of its shape {values.shape}")
     if dtype == "|b1" and values.view(np.uint8).max(initial=0) > 1:
         raise BadInput(f"{name} holds values other than 0 and 1")
+    if values.dtype.kind == "f" and any(np.isnan(part).any() for part in in_pieces(values)):
+        raise BadInput(f"{name} holds values that are not numbers")
     return torch.from_numpy(values.astype(dtype, copy=False))
 
 
@@ -296,12 +318,14 @@ def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
     return folder / f"{name}-{split}-{digest[:12]}.npz"
 
 
-def write_record(path: Path, record: Record, tight: bool = False) -> None:
+def write_record(
+    path: Path, record: Record, tight: bool = False, streamed: Streamed = MappingProxyType({})
+) -> None:
     """Write arrays to path and metadata beside it as JSON.
 
     The metadata is written last: arrays without metadata are not a record. `tight` compresses with
     LZMA, which takes longer and makes the file a fifth smaller; of consecutive images it stores
-    the first index only.
+    the first index only. `streamed` is as in `write_npz`.
     """
     compression = ZIP_LZMA if tight else ZIP_DEFLATED
     arrays, metadata = dict(record.arrays), dict(record.metadata)
@@ -309,8 +333,10 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     if tight and torch.equal(index, _consecutive(int(index[0]), len(index))):
         metadata[FIRST_INDEX] = int(index[0])
         del arrays["index"]
-    file_digest = write_bytes(path, npz_bytes(arrays, compression))
-    write_json(path.with_suffix(".json"), metadata | {"file_digest": file_digest})
+    with atomic_file(path) as file:
+        write_npz(file, arrays, compression, streamed)
+        metadata["file_digest"] = file_digest(file)
+    write_json(path.with_suffix(".json"), metadata)
 
 
 def _consecutive(first: int, count: int) -> Tensor:
@@ -346,8 +372,8 @@ def read_record(path: Path) -> Record:
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
             f"{metadata_path.name} and make the record again with demur attack"
         )
-    content = read_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ)
-    arrays = read_npz(content, path, REMEDY)
+    with open_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ) as file:
+        arrays = read_npz(file, path, REMEDY)
     first = metadata.pop(FIRST_INDEX, None)
     try:
         if first is not None and "index" not in arrays:
