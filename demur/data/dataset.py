@@ -8,6 +8,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -75,7 +76,7 @@ class Images:
         """SHA-256 over pixels, labels and indices, as 64 hex digits."""
         sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
         pieces = (self.stored(piece) for piece in self.slices(HASHED))
-        for tensor in (*pieces, self.y, self.index):
+        for tensor in chain(pieces, (self.y, self.index)):
             sha256.update(tensor.cpu().contiguous().numpy().data)
         return sha256.hexdigest()
 

@@ -87,6 +87,7 @@ def attack_in_batches(
             content = bytes_of({"x_adv": x_adv[: stop - start].cpu().contiguous()})
             finished[start, stop] = parts / _piece_name((start, stop), content)
             write_bytes(finished[start, stop], content)
+        del own_x_adv, gathered, x_adv, content  # before the next batch takes its memory
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
     return FinishedBatches(finished)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar, get_args
+from typing import IO, Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ from demur.version import code_version
 S = TypeVar("S")
 ReadImages = Callable[[slice], Tensor]  # rows to images
 VERDICT_BATCH = 256
+PACKED = 16  # images that are compressed at a time
 CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
 
 
@@ -458,7 +459,7 @@ class _Recording:
         half = record_path(folder, metadata["label"], split, metadata["digest"])
 
         def kept_images() -> Iterator[memoryview]:
-            for piece in self.images.first(metadata["images"]).slices(VERDICT_BATCH):
+            for piece in self.images.first(metadata["images"]).slices(PACKED):
                 yield x_adv[piece].numpy().data
 
         streamed: Streamed = {"feature": partial(_chunks, features), "x_adv": kept_images}
@@ -470,17 +471,10 @@ class _Recording:
 
     def _arrays(self, x_adv: FinishedBatches, features: Path) -> dict[str, Tensor]:
         """Per-image arrays of a record, on the CPU; features in a file, of images the shape."""
-        columns, net = [], self.loaded.net
+        pieces = self.images.slices(VERDICT_BATCH)
         with features.open("wb") as file:
-            for piece in self.images.slices(VERDICT_BATCH):
-                x, made = self.images.batch(piece)[0], x_adv[piece]
-                self.bound.spec.check_result(x.cpu(), made)
-                out, delta = final_outputs(net, made, x.device), made - x.cpu()
-                invalid = (part.isnan().any(1) for part in (out.feature, out.aux))
-                norms = Linf(0).norm(delta), L2(0).norm(delta)
-                columns.append((out.logits, out.aux, *norms, *invalid))
-                file.write(out.feature.numpy().data)
-        logits, aux, linf, l2, *wrong = (torch.cat(column) for column in zip(*columns, strict=True))
+            columns = [self._columns(piece, x_adv[piece], file) for piece in pieces]
+        logits, aux, linf, l2, none, *wrong = map(torch.cat, zip(*columns, strict=True))
         check_logits(Output(logits, logits, aux))
         for name, images in zip(("features", "auxiliary outputs"), wrong, strict=True):
             remedy = "train the net again, or check its weights"
@@ -490,13 +484,24 @@ class _Recording:
             "aux": aux, "size_linf": linf, "size_l2": l2,
         }  # fmt: skip
         if self.options.keep_features:
-            shape, dtype = (len(logits), out.feature.shape[1]), out.feature.dtype
-            mapped = torch.from_file(str(features), size=math.prod(shape), dtype=dtype)
+            shape = len(logits), none.shape[1]
+            mapped = torch.from_file(str(features), size=math.prod(shape), dtype=none.dtype)
             arrays["feature"] = mapped.view(shape)
         if self.options.keep_images:
+            shape_of_one = self.images.pixels.shape[1:]
             count = min(self.options.keep_images, len(logits))
-            arrays["x_adv"] = torch.empty(count, *made.shape[1:], device="meta")
+            arrays["x_adv"] = torch.empty(count, *shape_of_one, device="meta")
         return arrays
+
+    def _columns(self, piece: slice, x_adv: Tensor, file: IO[bytes]) -> tuple[Tensor, ...]:
+        """Columns of some images, and which outputs are NaN; their features go to the file."""
+        x = self.images.batch(piece)[0].cpu()
+        self.bound.spec.check_result(x, x_adv)
+        out, delta = final_outputs(self.loaded.net, x_adv, self.loaded.device), x_adv - x
+        file.write(out.feature.numpy().data)
+        norms = Linf(0).norm(delta), L2(0).norm(delta)
+        wrong = (part.isnan().any(1) for part in (out.feature, out.aux))
+        return out.logits, out.aux, *norms, out.feature[:0].clone(), *wrong
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
