@@ -82,12 +82,11 @@ def attack_in_batches(
                 )
             size //= 2
             continue
-        gathered = here.gather(own_x_adv)
-        for (start, stop), x_adv in zip(round_pieces, gathered, strict=False):
+        for (start, stop), x_adv in zip(round_pieces, here.gather(own_x_adv), strict=False):
             content = bytes_of({"x_adv": x_adv[: stop - start].cpu().contiguous()})
             finished[start, stop] = parts / _piece_name((start, stop), content)
             write_bytes(finished[start, stop], content)
-        del own_x_adv, gathered, x_adv, content  # before the next batch takes its memory
+        own_x_adv = x_adv = content = None  # before the next batch takes their memory
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
     return FinishedBatches(finished)

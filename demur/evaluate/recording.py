@@ -4,7 +4,6 @@ On a GPU the fast engine makes the adversarial examples. The net is evaluated on
 fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -471,10 +470,16 @@ class _Recording:
 
     def _arrays(self, x_adv: FinishedBatches, features: Path) -> dict[str, Tensor]:
         """Per-image arrays of a record, on the CPU; features in a file, of images the shape."""
-        pieces = self.images.slices(VERDICT_BATCH)
+        columns: list[Tensor] = []
         with features.open("wb") as file:
-            columns = [self._columns(piece, x_adv[piece], file) for piece in pieces]
-        logits, aux, linf, l2, none, *wrong = map(torch.cat, zip(*columns, strict=True))
+            for piece in self.images.slices(VERDICT_BATCH):
+                parts = self._columns(piece, x_adv[piece], file)
+                # small tensors between the large ones of each batch would fragment memory
+                size = len(self.images)
+                columns = columns or [part.new_empty(size, *part.shape[1:]) for part in parts]
+                for column, part in zip(columns, parts, strict=True):
+                    column[piece] = part
+        logits, aux, linf, l2, *wrong = columns
         check_logits(Output(logits, logits, aux))
         for name, images in zip(("features", "auxiliary outputs"), wrong, strict=True):
             remedy = "train the net again, or check its weights"
@@ -484,13 +489,11 @@ class _Recording:
             "aux": aux, "size_linf": linf, "size_l2": l2,
         }  # fmt: skip
         if self.options.keep_features:
-            shape = len(logits), none.shape[1]
-            mapped = torch.from_file(str(features), size=math.prod(shape), dtype=none.dtype)
-            arrays["feature"] = mapped.view(shape)
+            mapped = torch.from_file(str(features), size=features.stat().st_size // 4)
+            arrays["feature"] = mapped.view(len(logits), -1)
         if self.options.keep_images:
-            shape_of_one = self.images.pixels.shape[1:]
-            count = min(self.options.keep_images, len(logits))
-            arrays["x_adv"] = torch.empty(count, *shape_of_one, device="meta")
+            shape = self.images.pixels[: self.options.keep_images].shape
+            arrays["x_adv"] = torch.empty(shape, device="meta")
         return arrays
 
     def _columns(self, piece: slice, x_adv: Tensor, file: IO[bytes]) -> tuple[Tensor, ...]:
@@ -501,7 +504,7 @@ class _Recording:
         file.write(out.feature.numpy().data)
         norms = Linf(0).norm(delta), L2(0).norm(delta)
         wrong = (part.isnan().any(1) for part in (out.feature, out.aux))
-        return out.logits, out.aux, *norms, out.feature[:0].clone(), *wrong
+        return out.logits, out.aux, *norms, *wrong
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
