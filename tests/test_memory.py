@@ -3,12 +3,15 @@
 import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from demur.evaluate import LoadedRun
+from demur.files import atomic
 from demur.runs.record import write_npz
 from tests import forked
 
@@ -76,15 +79,33 @@ def test_an_attack_never_holds_all_images(own_source: LoadedRun, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_arrays_in_pieces_give_the_same_file(dtype: torch.dtype) -> None:
-    values = (torch.randn(3000, 70, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
-    arrays = {"y": torch.arange(5), "feature": values, "index": torch.arange(3)}
-    whole, streamed = io.BytesIO(), io.BytesIO()
-    write_npz(whole, arrays)
-    arrays["feature"] = torch.empty(3000, 70, dtype=dtype, device="meta")
-    write_npz(
-        streamed,
-        arrays,
-        streamed={"feature": lambda: (part.numpy().data for part in values.split(17))},
-    )
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_arrays_in_pieces_give_the_same_file(dtype: torch.dtype, compression: int) -> None:
+    values = (torch.randn(900, 300, generator=torch.Generator().manual_seed(0)) * 9).to(dtype)
+    streamed, whole = io.BytesIO(), io.BytesIO()
+    write_npz(streamed, {"y": torch.arange(5), "feature": values.t()}, compression)
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, array in (("y", np.arange(5)), ("feature", values.t().contiguous().numpy())):
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array)
+            file.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue(), compression)
     assert streamed.getvalue() == whole.getvalue()
+
+
+def test_a_large_array_is_mapped_and_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "MAPPED", 1)
+    for array in (np.arange(600, dtype=">i4").reshape(3, 200), np.ones((5, 7), order="F")):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, array)
+        size = stream.tell()
+        stream.write(b"rest")
+        stream.seek(0)
+        found = atomic.read_array(stream, size)
+        assert isinstance(found, np.memmap)
+        assert np.array_equal(found, array)
+        assert found.dtype == array.dtype
+        assert stream.read() == b"rest"
+        stream.truncate(size - 1)
+        stream.seek(0)
+        with pytest.raises(ValueError, match="reshape|multiple"):
+            atomic.read_array(stream, size)

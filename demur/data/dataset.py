@@ -22,7 +22,6 @@ from demur.noise import permutation
 from demur.progress import ignore
 from demur.spec import Spec
 
-HASHED = 256  # images at a time
 DIGITS_SPLITS = (1150, 150, 197, 300)
 SHUFFLE_SEED = 0
 SplitName = Literal["fit", "val", "cal", "test"]
@@ -46,8 +45,9 @@ class Images:
         return self.stored(chosen).float() / self.levels, self.y[chosen]
 
     def stored(self, chosen: Tensor | slice) -> Tensor:
-        """Return the chosen images as they are stored, uint8."""
-        return self.pixels[chosen]
+        """Return the chosen images as they are stored, uint8, on the device of the labels."""
+        rows = chosen.to(self.pixels.device) if isinstance(chosen, Tensor) else chosen
+        return self.pixels[rows].to(self.y.device)
 
     def first(self, count: int) -> "Images":
         """Return the first `count` images; raise BadInput if there are fewer."""
@@ -64,8 +64,8 @@ class Images:
         return replace(self, pixels=pixels, y=y, index=index)
 
     def streamed(self, device: torch.device) -> "Images":
-        """Return a copy whose batches are on another device; pixels in a file stay there."""
-        return self.to(device)
+        """Return a copy whose batches are on another device; its pixels stay where they are."""
+        return replace(self, y=self.y.to(device), index=self.index.to(device))
 
     def slices(self, batch_size: int) -> Iterator[slice]:
         """Yield consecutive slices of at most `batch_size` images."""
@@ -75,7 +75,7 @@ class Images:
     def digest(self) -> str:
         """SHA-256 over pixels, labels and indices, as 64 hex digits."""
         sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
-        pieces = (self.stored(piece) for piece in self.slices(HASHED))
+        pieces = (self.stored(piece) for piece in self.slices(256))
         for tensor in chain(pieces, (self.y, self.index)):
             sha256.update(tensor.cpu().contiguous().numpy().data)
         return sha256.hexdigest()

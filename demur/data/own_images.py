@@ -179,14 +179,9 @@ class MappedImages(Images):
             return Images(there.stored(slice(None)), there.y, there.index, self.levels)
         return there
 
-    def streamed(self, device: torch.device) -> Images:
-        return replace(self, y=self.y.to(device), index=self.index.to(device))
-
     def stored(self, chosen: Tensor | slice) -> Tensor:
-        rows = chosen.cpu() if isinstance(chosen, Tensor) else chosen
-        pixels = self.pixels[rows].to(self.y.device, copy=True)
-        if self.mapping is not None:
-            release(self.mapping)
+        pixels = super().stored(chosen).clone()
+        release(self.mapping)
         return pixels
 
 

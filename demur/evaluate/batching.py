@@ -47,13 +47,12 @@ class FinishedBatches:
 
     def __getitem__(self, rows: slice) -> Tensor:
         """Return those of consecutive images: N, C, H, W."""
-        first, last, _ = rows.indices(max((stop for _, stop in self.files), default=0))
         parts = []
         for (start, stop), path in sorted(self.files.items()):
-            if start < last and stop > first:
+            if start < rows.stop and stop > rows.start:
                 with safe_open(path, "pt") as file:
                     stored = file.get_slice("x_adv")
-                    parts.append(stored[max(first - start, 0) : last - start])
+                    parts.append(stored[max(rows.start - start, 0) : rows.stop - start])
         return torch.cat(parts)
 
 
@@ -83,10 +82,8 @@ def attack_in_batches(
             size //= 2
             continue
         for (start, stop), x_adv in zip(round_pieces, here.gather(own_x_adv), strict=False):
-            content = bytes_of({"x_adv": x_adv[: stop - start].cpu().contiguous()})
-            finished[start, stop] = parts / _piece_name((start, stop), content)
-            write_bytes(finished[start, stop], content)
-        own_x_adv = x_adv = content = None  # before the next batch takes their memory
+            finished[start, stop] = _store(x_adv[: stop - start], start, parts)
+        own_x_adv = x_adv = torch.empty(0)  # frees the batch before the next one
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
     return FinishedBatches(finished)
@@ -114,6 +111,14 @@ def _craft_piece(
         torch.cuda.empty_cache()
     shape = longest, *images.pixels.shape[1:]
     return images.y.new_zeros(shape, dtype=torch.float32), bool(own)
+
+
+def _store(x_adv: Tensor, start: int, parts: Path) -> Path:
+    """File of adversarial examples, the first of which is that of image `start`."""
+    content = bytes_of({"x_adv": x_adv.cpu().contiguous()})
+    path = parts / _piece_name((start, start + len(x_adv)), content)
+    write_bytes(path, content)
+    return path
 
 
 def _piece_name(piece: Piece, content: bytes) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import IO, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from demur.evaluate.batching import (
 )
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
 from demur.evaluate.probing import PROBED, probe
-from demur.files.atomic import MEGABYTE, exclusive_lock
+from demur.files.atomic import exclusive_lock, mapped
 from demur.images import check_batch
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision
@@ -44,7 +44,6 @@ from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import FitImages, fit_on_images, image_rejectors, values_on_images
 from demur.runs import Record, Records, Run, provenance
 from demur.runs.record import (
-    Streamed,
     code_problem,
     finished_record,
     identity,
@@ -58,9 +57,7 @@ from demur.spec.code_digest import code_of, fingerprint
 from demur.version import code_version
 
 S = TypeVar("S")
-ReadImages = Callable[[slice], Tensor]  # rows to images
 VERDICT_BATCH = 256
-PACKED = 16  # images that are compressed at a time
 CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
 
 
@@ -159,15 +156,15 @@ class LoadedRun:
             return fit_on_images(spec, images)
 
     def image_scores(
-        self, rejectors: Sequence[ImageRejector], x: ReadImages, out: Output
+        self, rejectors: Sequence[ImageRejector], x: Tensor | FinishedBatches, out: Output
     ) -> dict[str, Tensor]:
-        """Scores (N each, on the CPU) by their key; `x` reads images that have this output."""
+        """Scores (N each, on the CPU) of images and the net's output for them, by their key."""
         scores = dict[str, Tensor]()
         for one in rejectors:
             parts = []
-            for some in torch.arange(len(out.logits)).split(VERDICT_BATCH):
-                rows = slice(int(some[0]), int(some[-1]) + 1)
-                batch = x(rows).to(self.device), out.select(some).to(self.device)
+            for first in range(0, len(out.logits), VERDICT_BATCH):
+                rows = slice(first, first + VERDICT_BATCH)
+                batch = x[rows].to(self.device), out.select(rows).to(self.device)
                 with tf32("fp32"), torch.no_grad():
                     parts.append(values_on_images(one, self.net, *batch).float().cpu())
             found = scores[one.key] = torch.cat(parts)
@@ -179,15 +176,13 @@ class LoadedRun:
         missing = [one for one in rejectors if one.key not in record.stored_scores]
         if not missing or record.scores_only or not self.run.has_weights:
             return record
-        x_adv = record.arrays.get("x_adv", record.y[:0])
-        read: ReadImages = x_adv.__getitem__
-        count = len(x_adv)
+        x = record.arrays.get("x_adv", record.y[:0])
         if record.metadata["attack"] == digest(Clean()):
-            images = self.checked_split(record.metadata["split"]).first(len(record.y))
-            read, count = lambda rows: images.batch(rows)[0], len(images)
-        if count < len(record.y):
+            images = self.checked_split(record.metadata["split"])
+            x = images.first(len(record.y)).batch(slice(None))[0]
+        if len(x) < len(record.y):
             return record
-        return record.with_stored(self.image_scores(missing, read, record.output))
+        return record.with_stored(self.image_scores(missing, x, record.output))
 
     @property
     def precision(self) -> Precision:
@@ -443,74 +438,54 @@ class _Recording:
 
         An earlier record that lacks the scores of image rejectors is replaced.
         """
-        net, features = self.loaded.net, folder / "feature"
-        metadata["probe"] = probe(net, *self.images.batch(slice(PROBED)))
+        metadata["probe"] = probe(self.loaded.net, *self.images.batch(slice(PROBED)))
         records, split = self.loaded.run.records_folder, self.options.split
-        record, known = Record(self._arrays(x_adv, features), metadata), dict[str, Tensor]()
+        record, known = Record(self._arrays(x_adv, folder), metadata), dict[str, Tensor]()
         if earlier := finished_record(records, split, metadata["digest"]):
             old = read_record(earlier)
             metadata["label"] = old.label
             if torch.equal(old.arrays["logits"], record.arrays["logits"]):
                 known = old.stored_scores
         missing = [one for one in self.rejectors if one.key not in known]
-        scores = self.loaded.image_scores(missing, x_adv.__getitem__, record.output)
-        record = record.with_stored(known | scores)
+        record = record.with_stored(known | self.loaded.image_scores(missing, x_adv, record.output))
         half = record_path(folder, metadata["label"], split, metadata["digest"])
-
-        def kept_images() -> Iterator[memoryview]:
-            for piece in self.images.first(metadata["images"]).slices(PACKED):
-                yield x_adv[piece].numpy().data
-
-        streamed: Streamed = {"feature": partial(_chunks, features), "x_adv": kept_images}
-        write_record(half, record, streamed=streamed)
+        write_record(half, record)
         if earlier:  # arrays without metadata are no record, and their batches are still here
             earlier.with_suffix(".json").unlink()
         move_record(half, records)
         return records / half.name
 
-    def _arrays(self, x_adv: FinishedBatches, features: Path) -> dict[str, Tensor]:
-        """Per-image arrays of a record, on the CPU; features in a file, of images the shape."""
-        columns: list[Tensor] = []
-        with features.open("wb") as file:
+    def _arrays(self, x_adv: FinishedBatches, folder: Path) -> dict[str, Tensor]:
+        """Per-image arrays of a record, on the CPU; features and images are in files."""
+        kept, n, columns = self.options.keep_images, len(self.images), list[Tensor]()
+        with (folder / "feature").open("w+b") as features, (folder / "x_adv").open("w+b") as images:
             for piece in self.images.slices(VERDICT_BATCH):
-                parts = self._columns(piece, x_adv[piece], file)
+                x, made = self.images.batch(piece)[0].cpu(), x_adv[piece]
+                self.bound.spec.check_result(x, made)
+                out, delta = final_outputs(self.loaded.net, made, self.loaded.device), made - x
+                invalid = (part.isnan().any(1) for part in (out.feature, out.aux))
+                parts = out.logits, out.aux, Linf(0).norm(delta), L2(0).norm(delta), *invalid
                 # small tensors between the large ones of each batch would fragment memory
-                size = len(self.images)
-                columns = columns or [part.new_empty(size, *part.shape[1:]) for part in parts]
+                columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
                 for column, part in zip(columns, parts, strict=True):
                     column[piece] = part
+                features.write(out.feature.numpy().data)
+                images.write(made[: max(0, kept - piece.start)].numpy().data)
+                del x, made, out, delta, parts  # before the next batch takes their memory
         logits, aux, linf, l2, *wrong = columns
         check_logits(Output(logits, logits, aux))
-        for name, images in zip(("features", "auxiliary outputs"), wrong, strict=True):
+        for name, values in zip(("features", "auxiliary outputs"), wrong, strict=True):
             remedy = "train the net again, or check its weights"
-            raise_if_invalid(name, images, remedy, invalid=Tensor.bool)
+            raise_if_invalid(name, values, remedy, invalid=Tensor.bool)
         arrays = {
             "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": logits,
             "aux": aux, "size_linf": linf, "size_l2": l2,
         }  # fmt: skip
         if self.options.keep_features:
-            mapped = torch.from_file(str(features), size=features.stat().st_size // 4)
-            arrays["feature"] = mapped.view(len(logits), -1)
-        if self.options.keep_images:
-            shape = self.images.pixels[: self.options.keep_images].shape
-            arrays["x_adv"] = torch.empty(shape, device="meta")
+            arrays["feature"] = mapped(folder / "feature", n, -1)
+        if kept:
+            arrays["x_adv"] = mapped(folder / "x_adv", -1, *self.images.pixels.shape[1:])
         return arrays
-
-    def _columns(self, piece: slice, x_adv: Tensor, file: IO[bytes]) -> tuple[Tensor, ...]:
-        """Columns of some images, and which outputs are NaN; their features go to the file."""
-        x = self.images.batch(piece)[0].cpu()
-        self.bound.spec.check_result(x, x_adv)
-        out, delta = final_outputs(self.loaded.net, x_adv, self.loaded.device), x_adv - x
-        file.write(out.feature.numpy().data)
-        norms = Linf(0).norm(delta), L2(0).norm(delta)
-        wrong = (part.isnan().any(1) for part in (out.feature, out.aux))
-        return out.logits, out.aux, *norms, *wrong
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(MEGABYTE):
-            yield chunk
 
 
 def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
     with open_regular_file(path, limit, remedy) as file:
-        return file.read(os.fstat(file.fileno()).st_size)
+        return file.read()
 
 
 @contextmanager
@@ -204,23 +204,14 @@ def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
 def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
     """Bytes of a file of at most `limit` bytes; BadInput if it is missing or damaged."""
     content = read_regular_file(path, limit, remedy)
-    _check_digest(path, digest, content_digest(content), remedy)
+    check_digest(path, digest, content_digest(content), remedy)
     return content
 
 
-@contextmanager
-def open_checked(path: Path, digest: str, remedy: str, limit: int) -> Iterator[IO[bytes]]:
-    """Open a file of at most `limit` bytes; BadInput if it is missing or damaged."""
-    with open_regular_file(path, limit, remedy) as file:
-        _check_digest(path, digest, file_digest(file), remedy)
-        file.seek(0)
-        yield file
-
-
-def file_digest(file: IO[bytes]) -> str:
+def file_digest(file: Any) -> str:
     """SHA-256 of an open file, from its beginning, as 64 hex digits."""
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_tensors(
@@ -251,40 +242,51 @@ def read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
     """
     headers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
     shape, fortran, dtype = headers[format.read_magic(stream)](stream)
-    order: Literal["C", "F"] = "F" if fortran else "C"
-    count = math.prod(shape)
-    length = count * dtype.itemsize
+    length = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or length > size:
         raise ValueError
     if length < MAPPED:
-        return np.frombuffer(bytearray(stream.read(length)), dtype, count).reshape(
-            shape, order=order
-        )
-    with TemporaryFile() as file:
-        for start in range(0, length, MEGABYTE):
-            file.write(stream.read(min(MEGABYTE, length - start)))
-        file.flush()
-        return np.memmap(file, dtype, "c", shape=shape, order=order)
+        flat = np.frombuffer(bytearray(stream.read(length)), dtype)
+    else:
+        with TemporaryFile() as file:
+            for start in range(0, length, MEGABYTE):
+                file.write(stream.read(min(MEGABYTE, length - start)))
+            file.flush()
+            flat = np.memmap(file, dtype, "c")
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
-def in_pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield rows of an array, about a megabyte at a time; those of a mapped file are released."""
-    rows = max(1, MEGABYTE // max(1, array[:1].nbytes))
-    for start in range(0, len(array), rows):
-        yield array[start : start + rows]
-        release(array)
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """The array as a tensor; `release` knows the file that it is mapped from."""
+    tensor = torch.from_numpy(array)
+    tensor.mapping = array  # type: ignore[attr-defined]
+    return tensor
 
 
-def release(array: NDArray[Any]) -> None:
+def mapped(path: Path, *shape: int) -> Tensor:
+    """Numbers of 32 bits that stay in a file until they are used."""
+    is_empty = not path.stat().st_size
+    flat = np.empty(0, np.float32) if is_empty else np.memmap(path, np.float32, "c")
+    return tensor_of(flat.reshape(shape))
+
+
+def release(values: Tensor | NDArray[Any] | None) -> None:
     """Let go of the pages of a mapped file, which the next access reads again.
 
-    What was written to the array is lost if it is a copy on write.
+    What was written to them is lost if the mapping is a copy on write.
     """
-    base: Any = array
+    base: Any = getattr(values, "mapping", values)
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
         base.madvise(mmap.MADV_DONTNEED)
+
+
+def in_pieces(values: Tensor) -> Iterator[Tensor]:
+    """Yield rows of about a megabyte together; those of a mapped file are released."""
+    for part in values.split(max(1, MEGABYTE // max(1, values[:1].nbytes))):
+        yield part
+        release(values)
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -299,7 +301,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
         raise BadInput(f"{path} is damaged: it contains no digest; {remedy}") from None
     except (RecursionError, MemoryError):
         raise BadInput(f"{path} is damaged: it is nested too deeply; {remedy}") from None
-    _check_digest(path, str(expected), found, remedy)
+    check_digest(path, str(expected), found, remedy)
     return metadata
 
 
@@ -363,7 +365,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     _sync_folder(target.parent)
 
 
-def _check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
+def check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
+    """Raise BadInput unless the digest of a file is the expected one."""
     if found != expected:
         raise BadInput(
             f"{path} is damaged: expected digest {expected[:16]}, found {found[:16]}; {remedy}"

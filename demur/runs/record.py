@@ -8,11 +8,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
 
@@ -28,11 +27,13 @@ from demur.errors import BadInput, import_optional
 from demur.files.atomic import (
     MEGABYTE,
     atomic_file,
+    check_digest,
     file_digest,
     in_pieces,
     move_file,
-    open_checked,
+    open_regular_file,
     read_array,
+    tensor_of,
     write_json,
 )
 from demur.output import Output, prediction
@@ -81,17 +82,10 @@ NORMS = ("size_linf", "size_l2")  # a scores-only record may lack one; of a corr
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 
-Streamed = Mapping[str, Callable[[], Iterable[bytes | memoryview]]]
-
-
 def write_npz(
-    stream: IO[bytes], arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED,
-    streamed: Streamed = MappingProxyType({}),
-) -> None:  # fmt: skip
-    """Write arrays as an npz file without time stamps, so that equal arrays give equal bytes.
-
-    The bytes of an array in `streamed` come from there; its tensor has the shape and type only.
-    """
+    stream: IO[bytes], arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED
+) -> None:
+    """Write arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
     stream.truncate(stream.seek(0))
     with ZipFile(stream, "w") as file:
         for name, values in arrays.items():
@@ -99,17 +93,13 @@ def write_npz(
             member.compress_type = compression
             member.file_size = NPY_HEADER + values.nbytes  # decides on ZIP64
             with file.open(member, "w") as packed:
-                if name not in streamed:
-                    np.lib.format.write_array(packed, values.numpy(), allow_pickle=False)
-                    continue
-                dtype = torch.empty(0, dtype=values.dtype).numpy().dtype.str
-                header = {"descr": dtype, "fortran_order": False, "shape": tuple(values.shape)}
+                header = np.lib.format.header_data_from_array_1_0(values.contiguous().numpy())
                 np.lib.format.write_array_header_1_0(packed, header)
-                for part in streamed[name]():
-                    packed.write(part)
+                for part in in_pieces(values):
+                    packed.write(part.contiguous().numpy().data)
         unpacked = sum(member.file_size for member in file.infolist())
     if compression != ZIP_STORED and unpacked > _max_unpacked(stream.tell()):
-        write_npz(stream, arrays, ZIP_STORED, streamed)  # so dense that the reader would raise
+        write_npz(stream, arrays, ZIP_STORED)  # so dense that the reader would raise
 
 
 def read_npz(stream: IO[bytes], path: Path, remedy: str) -> dict[str, Tensor]:
@@ -147,6 +137,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         for letter, size in zip(ARRAYS[name].shape, array.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
+        if array.is_floating_point() and any(part.isnan().any() for part in in_pieces(array)):
+            raise BadInput(f"{name} holds values that are not numbers")
     labels = arrays["y"]
     if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
         raise BadInput("y holds a label that is no class")
@@ -210,9 +202,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
         raise BadInput(f"{name} has more bytes than those of its shape {values.shape}")
     if dtype == "|b1" and values.view(np.uint8).max(initial=0) > 1:
         raise BadInput(f"{name} holds values other than 0 and 1")
-    if values.dtype.kind == "f" and any(np.isnan(part).any() for part in in_pieces(values)):
-        raise BadInput(f"{name} holds values that are not numbers")
-    return torch.from_numpy(values.astype(dtype, copy=False))
+    return tensor_of(values.astype(dtype, copy=False))
 
 
 @dataclass(frozen=True)
@@ -318,14 +308,12 @@ def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
     return folder / f"{name}-{split}-{digest[:12]}.npz"
 
 
-def write_record(
-    path: Path, record: Record, tight: bool = False, streamed: Streamed = MappingProxyType({})
-) -> None:
+def write_record(path: Path, record: Record, tight: bool = False) -> None:
     """Write arrays to path and metadata beside it as JSON.
 
     The metadata is written last: arrays without metadata are not a record. `tight` compresses with
     LZMA, which takes longer and makes the file a fifth smaller; of consecutive images it stores
-    the first index only. `streamed` is as in `write_npz`.
+    the first index only.
     """
     compression = ZIP_LZMA if tight else ZIP_DEFLATED
     arrays, metadata = dict(record.arrays), dict(record.metadata)
@@ -334,7 +322,7 @@ def write_record(
         metadata[FIRST_INDEX] = int(index[0])
         del arrays["index"]
     with atomic_file(path) as file:
-        write_npz(file, arrays, compression, streamed)
+        write_npz(file, arrays, compression)
         metadata["file_digest"] = file_digest(file)
     write_json(path.with_suffix(".json"), metadata)
 
@@ -372,7 +360,8 @@ def read_record(path: Path) -> Record:
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
             f"{metadata_path.name} and make the record again with demur attack"
         )
-    with open_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ) as file:
+    with open_regular_file(path, MAX_NPZ, REMEDY) as file:
+        check_digest(path, metadata["file_digest"], file_digest(file), REMEDY)
         arrays = read_npz(file, path, REMEDY)
     first = metadata.pop(FIRST_INDEX, None)
     try:
