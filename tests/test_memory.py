@@ -107,5 +107,5 @@ def test_a_large_array_is_mapped_and_equal(monkeypatch: pytest.MonkeyPatch) -> N
         assert stream.read() == b"rest"
         stream.truncate(size - 1)
         stream.seek(0)
-        with pytest.raises(ValueError, match="reshape|multiple"):
+        with pytest.raises(ValueError, match=r"reshape|multiple"):
             atomic.read_array(stream, size)

@@ -197,7 +197,9 @@ def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
     hasher = hashlib.sha256(text.encode())
     for name, tensor in named.items():
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        for part in in_pieces(tensor) if tensor.ndim else (tensor,):
+            flat = part.detach().cpu().contiguous().flatten()
+            hasher.update(flat.view(torch.uint8).numpy().data)
     return hasher.digest()
 
 
