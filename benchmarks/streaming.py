@@ -13,7 +13,7 @@ free for them.
 as many cal images. `demur score` and `demur report` read it, each in a process of its own.
 
 `attacks` measures `demur attack` on many test images of an .npz, on a net of one hidden layer with
-512 features. PYTHONPATH chooses the demur that runs.
+512 features; `audits` measures `demur audit` on an .npz. PYTHONPATH chooses the demur that runs.
 """
 
 import gc
@@ -179,7 +179,9 @@ class Cost(NamedTuple):
 def cost_of(*words: str) -> Cost:
     """Run a demur command in a process of its own."""
     begin, command = time.perf_counter(), [sys.executable, "-m", "demur", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as it:
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parent))))
+    own = {"PYTHONPATH": path, "DEMUR_MODULES": "streaming"}  # the nets of this file
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | own) as it:
         _, status, used = os.wait4(it.pid, 0)
         it.returncode = os.waitstatus_to_exitcode(status)
     if it.returncode:
@@ -247,12 +249,10 @@ def attacks(
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 256,
 ) -> None:
     """Print seconds and peak memory of `demur attack` as a table, a line per number of images."""
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), here)))
     typer.echo("| images | pixels | seconds (CPU s) | peak resident, MB |\n|---:|---:|---:|---:|")
     for n in counts:
         with TemporaryDirectory() as text:
-            os.environ |= {"PYTHONPATH": path, "DEMUR_MODULES": "streaming", "XDG_CACHE_HOME": text}
+            os.environ["XDG_CACHE_HOME"] = text
             data, run, splits = f"{text}/data.npz", f"{text}/run", ("train", "val", "cal", "test")
             arrays: dict[str, Any] = {}
             for seed, split in enumerate(splits):
@@ -264,6 +264,32 @@ def attacks(
             changes = f"data={data}", f"size={size}", "net=streaming:tiny_net", "epochs=1"
             cost_of("train", "images-pgdat-rr", *changes, "--out", run)
             spent, cpu, peak = cost_of("attack", run, name, "--batch-size", str(batch_size))
+        typer.echo(f"| {n:,} | 3x{size}x{size} | {spent:.1f} ({cpu:.1f}) | {peak:,.0f} |")
+
+
+def wrong_net() -> nn.Module:
+    """A net that is wrong on the images of `audits`, so that no attack takes time."""
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(192, 10))
+    with torch.no_grad():
+        net[2].bias[0] = 100.0
+    return net.eval()
+
+
+@app.command()
+def audits(
+    counts: Annotated[list[int], typer.Argument(metavar="N...", help="Images of the .npz.")],
+    size: Annotated[int, typer.Option(help="Height and width of the images.")] = 8,
+) -> None:
+    """Print seconds and peak memory of `demur audit` as a table, a line per number of images."""
+    typer.echo("| images | pixels | seconds (CPU s) | peak resident, MB |\n|---:|---:|---:|---:|")
+    for n in counts:
+        with TemporaryDirectory() as text:
+            pixels = np.random.default_rng(0).integers(0, 256, (n, 3, size, size), np.uint8)
+            np.savez(f"{text}/data.npz", x=pixels, y=np.arange(n) % 9 + 1)
+            del pixels
+            spent, cpu, peak = cost_of(
+                "audit", "streaming:wrong_net", "--data", f"{text}/data.npz", "--version", "fast"
+            )
         typer.echo(f"| {n:,} | 3x{size}x{size} | {spent:.1f} ({cpu:.1f}) | {peak:,.0f} |")
 
 

@@ -155,7 +155,8 @@ def _read(
         )
     joined = images.tensor()
     x: NDArray[np.uint8] = getattr(joined, "mapping", joined.numpy())
-    x.flags.writeable = not isinstance(x, np.memmap)  # so that its pages may be released
+    if isinstance(x, np.memmap):
+        x.flags.writeable = False  # so that its pages may be released
     return x, np.array([classes[source.entries[i].label] for i in rows])
 
 
