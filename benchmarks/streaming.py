@@ -2,6 +2,7 @@
 
     python benchmarks/streaming.py training --net "ResNet18(width=32)" --size 64 --batches 6
     python benchmarks/streaming.py records 1000 10000 100000 1000000
+    python benchmarks/streaming.py attacks 400 4000 --size 224
 
 `training` trains the same net on the same images on the device, one epoch each in turn, so that a
 busy machine slows both. `ratio` is that of the median images per second. `cpu_ratio` is that of the
@@ -10,6 +11,9 @@ free for them.
 
 `records` writes a run of synthetic records of 10 classes: a clean and an attacked one, and a tenth
 as many cal images. `demur score` and `demur report` read it, each in a process of its own.
+
+`attacks` measures `demur attack` on many test images of an .npz, on a net of one hidden layer with
+512 features; `audits` measures `demur audit` on an .npz. PYTHONPATH chooses the demur that runs.
 """
 
 import gc
@@ -24,11 +28,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import typer
+from torch import nn
 
 from demur.attacks import Attack, Clean
 from demur.cli.app import main
@@ -173,8 +178,10 @@ class Cost(NamedTuple):
 
 def cost_of(*words: str) -> Cost:
     """Run a demur command in a process of its own."""
-    begin = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", "demur", *words], stdout=subprocess.DEVNULL) as it:
+    begin, command = time.perf_counter(), [sys.executable, "-m", "demur", *words]
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parent))))
+    own = {"PYTHONPATH": path, "DEMUR_MODULES": "streaming"}  # the nets of this file
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | own) as it:
         _, status, used = os.wait4(it.pid, 0)
         it.returncode = os.waitstatus_to_exitcode(status)
     if it.returncode:
@@ -225,6 +232,65 @@ def records(
             opens = "not measured" if opening is None else f"{opening:.1f}"
             size = page.stat().st_size / 1e6
             typer.echo(f"| {n:,} | {' | '.join(spent)} | {size:.2f} | {opens} |")
+
+
+def tiny_net(num_classes: int, channels: int, size: int) -> nn.Module:
+    """A net that costs little beside the images."""
+    hidden = nn.Linear(channels * 64, 512)
+    first = nn.AvgPool2d(size // 8), nn.Flatten(), hidden
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(512, num_classes))
+
+
+@app.command()
+def attacks(
+    counts: Annotated[list[int], typer.Argument(metavar="N...", help="Images of the test split.")],
+    size: Annotated[int, typer.Option(help="Height and width of the images.")] = 8,
+    name: Annotated[str, typer.Option(help="The attack.")] = "pgd:steps=1",
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 256,
+) -> None:
+    """Print seconds and peak memory of `demur attack` as a table, a line per number of images."""
+    typer.echo("| images | pixels | seconds (CPU s) | peak resident, MB |\n|---:|---:|---:|---:|")
+    for n in counts:
+        with TemporaryDirectory() as text:
+            os.environ["XDG_CACHE_HOME"] = text
+            data, run, splits = f"{text}/data.npz", f"{text}/run", ("train", "val", "cal", "test")
+            arrays: dict[str, Any] = {}
+            for seed, split in enumerate(splits):
+                shape = n if split == "test" else 64, 3, size, size
+                generator = np.random.default_rng(seed)
+                arrays[f"x_{split}"] = generator.integers(0, 256, shape, np.uint8)
+                arrays[f"y_{split}"] = np.arange(shape[0]) % 10
+            np.savez(data, **arrays)
+            changes = f"data={data}", f"size={size}", "net=streaming:tiny_net", "epochs=1"
+            cost_of("train", "images-pgdat-rr", *changes, "--out", run)
+            spent, cpu, peak = cost_of("attack", run, name, "--batch-size", str(batch_size))
+        typer.echo(f"| {n:,} | 3x{size}x{size} | {spent:.1f} ({cpu:.1f}) | {peak:,.0f} |")
+
+
+def wrong_net() -> nn.Module:
+    """A net that is wrong on the images of `audits`, so that no attack takes time."""
+    last = nn.Linear(192, 10)
+    with torch.no_grad():
+        last.bias[0] = 100.0
+    return nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), last).eval()
+
+
+@app.command()
+def audits(
+    counts: Annotated[list[int], typer.Argument(metavar="N...", help="Images of the .npz.")],
+    size: Annotated[int, typer.Option(help="Height and width of the images.")] = 8,
+) -> None:
+    """Print seconds and peak memory of `demur audit` as a table, a line per number of images."""
+    typer.echo("| images | pixels | seconds (CPU s) | peak resident, MB |\n|---:|---:|---:|---:|")
+    for n in counts:
+        with TemporaryDirectory() as text:
+            pixels = np.random.default_rng(0).integers(0, 256, (n, 3, size, size), np.uint8)
+            np.savez(f"{text}/data.npz", x=pixels, y=np.arange(n) % 9 + 1)
+            del pixels
+            spent, cpu, peak = cost_of(
+                "audit", "streaming:wrong_net", "--data", f"{text}/data.npz", "--version", "fast"
+            )
+        typer.echo(f"| {n:,} | 3x{size}x{size} | {spent:.1f} ({cpu:.1f}) | {peak:,.0f} |")
 
 
 if __name__ == "__main__":

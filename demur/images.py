@@ -21,12 +21,13 @@ class Domain(NamedTuple):
     std: tuple[float, ...]
 
 
-def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
+def check_batch(x: Tensor, y: Tensor, classes: int | None = None, first: int = 0) -> None:
     """Raise BadInput unless x is a valid batch of images and y holds valid labels, int64.
 
-    Without the number of classes, labels have no upper bound.
+    Without the number of classes, labels have no upper bound. `first` is the position of the first
+    image, for the message.
     """
-    check_images(x)
+    check_images(x, first)
     if not isinstance(y, Tensor):
         raise BadInput(
             f"labels must be a torch tensor, not {type(y).__name__}; use torch.as_tensor(y)"
@@ -47,7 +48,7 @@ def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
         raise BadInput(f"labels must be {allowed}, but these range from {low} to {high}")
 
 
-def check_images(x: Tensor) -> None:
+def check_images(x: Tensor, first: int = 0) -> None:
     """Raise BadInput unless x is a non-empty N, C, H, W float tensor in [0, 1]."""
     if not isinstance(x, Tensor):
         raise BadInput(
@@ -65,10 +66,10 @@ def check_images(x: Tensor) -> None:
     if not (low >= 0 and high <= 1):  # also true for NaN
         beyond = torch.maximum(-x.detach(), x.detach() - 1).nan_to_num(nan=torch.inf)
         image, channel, row, column = np.unravel_index(int(beyond.argmax()), tuple(x.shape))
-        value = float(x[image, channel, row, column])
+        value, at = float(x[image, channel, row, column]), first + int(image)
         raise BadInput(
             f"pixels must lie in [0, 1], but these range from {low:.6g} to {high:.6g}: image "
-            f"{image}, channel {channel}, row {row}, column {column} is {value:.8g}; rescale them "
+            f"{at}, channel {channel}, row {row}, column {column} is {value:.8g}; rescale them "
             "and normalise in the first layer of the net"
         )
 

@@ -32,7 +32,7 @@ class Output(NamedTuple):
     feature: Tensor  # N, D
     aux: Tensor  # N, A
 
-    def select(self, rows: Tensor) -> "Output":
+    def select(self, rows: Tensor | slice) -> "Output":
         return Output(*(part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Output":

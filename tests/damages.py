@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor
 
 from demur.files.atomic import content_digest, read_json, write_json
 from demur.runs import Record
-from demur.runs.record import read_record, record_path, write_record
+from demur.runs.record import read_record, record_path, write_npz, write_record
 
 REMEDY = "restore it"
 Place = dict[str, Path]  # what a workspace holds, by name
@@ -40,6 +42,12 @@ def edit_record(path: Path, change: Callable[[Record], None], **metadata: Any) -
         old.unlink()
     split = str(record.metadata["split"])
     write_record(record_path(path.parent, record.label, split, record.digest), record)
+
+
+def npz_bytes(arrays: dict[str, Tensor], compression: int) -> bytes:
+    stream = io.BytesIO()
+    write_npz(stream, arrays, compression)
+    return stream.getvalue()
 
 
 def each(*changes: Callable[[Any], object]) -> Callable[[Any], None]:

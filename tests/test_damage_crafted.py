@@ -23,9 +23,10 @@ from demur.files.atomic import read_json, read_tensors, write_bytes, write_json,
 from demur.recipes import read_recipe
 from demur.runs import Run
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
-from demur.runs.record import ARRAYS, npz_bytes, read_record, write_record
+from demur.runs.record import ARRAYS, read_record, write_record
 from demur.runs.run import load_state, save_state
 from tests.conftest import Command
+from tests.damages import npz_bytes
 from tests.test_cli import expect_error
 from tests.test_crash import RECIPE, WEIGHTS, made_up_record
 

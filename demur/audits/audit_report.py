@@ -31,7 +31,7 @@ from demur.audits.ensemble_result import (
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.flags import ASKED, implausible, success_checks
-from demur.audits.image_parts import device_for, image_parts
+from demur.audits.image_parts import Spool, device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
 from demur.calibrate import TPR
@@ -430,8 +430,11 @@ def audit(
 
 
 def _whole(x: Any, y: Any = None) -> Images:
-    parts = list(image_parts(x, y))
-    return torch.cat([part for part, _ in parts]), torch.cat([labels for _, labels in parts])
+    images, labels = Spool(), []
+    for part, own in image_parts(x, y):
+        images.append(part)
+        labels.append(own)
+    return images.tensor(), torch.cat(labels)
 
 
 def _split(images: Images, seed: int) -> tuple[Images, Images]:

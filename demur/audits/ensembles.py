@@ -46,6 +46,7 @@ from demur.audits.flags import masking_checks, success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
+    Spool,
     decide_by_passes,
     device_for,
     image_parts,
@@ -156,7 +157,7 @@ class EnsembleEvaluation:
         """
         with ExitStack() as files:
             writer = files.enter_context(ArrayWriter(x_adv_path)) if x_adv_path else None
-            parts, count = list[EnsembleResult](), 0
+            parts, count, spool = list[EnsembleResult](), 0, Spool()
             for number, (images, labels) in enumerate(image_parts(x, y)):
                 path = state_path and (f"{state_path}.{number}" if number else state_path)
                 first_sanity = sanity and not number
@@ -165,11 +166,11 @@ class EnsembleEvaluation:
                 x_adv = part.x_adv.to(images.device)
                 if writer is not None:
                     writer.append(x_adv)
-                    x_adv = x_adv[:0]
-                parts.append(replace(part, x_adv=x_adv))
-        result = joined(parts)
-        if writer is not None:
-            result = replace(result, x_adv=writer.mapped())
+                else:
+                    spool.append(x_adv)
+                parts.append(replace(part, x_adv=x_adv.new_empty(0)))
+        x_adv = spool.tensor() if writer is None else writer.mapped()
+        result = replace(joined(parts), x_adv=x_adv)
         more = success_checks(result) if result.sanity else ()
         return replace(result, sanity=(*result.sanity, *more))
 

@@ -7,10 +7,12 @@ for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack import Criterion, Rejected, RuleCriterion
@@ -26,6 +28,7 @@ from demur.data.sources import (
     samples,
 )
 from demur.errors import BadInput, suggestion
+from demur.files.atomic import read_array, release, tensor_of
 from demur.files.image_files import resize_pixels
 from demur.files.output_paths import check_output_file
 from demur.images import check_batch, pixels_of
@@ -66,7 +69,7 @@ def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | 
         raise BadInput(f"{data} is no .npz file; write one with numpy.savez(file, x=x, y=y)")
     try:
         with np.load(data) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
+            found = {name: _member(arrays, name) for name in arrays.files}
     except Exception as error:
         raise BadInput(f"{data} cannot be read as .npz: {error}") from None
     if not {"x", "y"} <= set(found):
@@ -77,6 +80,17 @@ def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | 
         raise BadInput(f"{data} has only one of cal_x and cal_y; give both or none")
     cal = (found["cal_x"], found["cal_y"]) if "cal_x" in found else None
     return (found["x"][:n], found["y"][:n]), cal
+
+
+def _member(arrays: Any, name: str) -> NDArray[Any]:
+    """Array of an open .npz file; a large one is mapped from a temporary file."""
+    size = arrays.zip.getinfo(f"{name}.npy").file_size
+    if size < PART_BYTES:
+        return np.asarray(arrays[name])
+    with arrays.zip.open(f"{name}.npy") as member:
+        found = read_array(member, size)
+    found.flags.writeable = False
+    return found
 
 
 def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
@@ -122,22 +136,27 @@ def _read(
     source: Source, rows: list[int], classes: dict[str, int], size: int | None
 ) -> LabelledImages:
     """Return uint8 images N, 3, H, W and labels, the positions of the sorted class names."""
-    images = []
+    images, found = Spool(), set()
     for i in rows:
         try:
-            images.append(source.decode(i, source.content(i)))
+            pixels = source.decode(i, source.content(i))
         except BadInput as error:
             raise BadInput(f"{source.entries[i].name}: {error}") from None
-    if size is not None:
-        images = [resize_pixels(pixels, size, size) for pixels in images]
-    shapes = sorted({pixels.shape[:2] for pixels in images})
+        if size is not None:
+            pixels = resize_pixels(pixels, size, size)
+        found.add(pixels.shape[:2])
+        images.append(torch.tensor(pixels).permute(2, 0, 1)[None])
+    shapes = sorted(found)
     if len(shapes) > 1:
         (h, w), (other_h, other_w) = shapes[0], shapes[-1]
         raise BadInput(
             f"the images have several sizes, from {h} x {w} to {other_h} x {other_w} pixels; give "
             "--size, the side that the model takes"
         )
-    x = np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
+    joined = images.tensor()
+    x: NDArray[np.uint8] = getattr(joined, "mapping", joined.numpy())
+    if isinstance(x, np.memmap):
+        x.flags.writeable = False  # so that its pages may be released
     return x, np.array([classes[source.entries[i].label] for i in rows])
 
 
@@ -165,6 +184,8 @@ def image_parts(x: Any, y: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
         size = max(1, PART_BYTES // max(1, 4 * int(np.prod(x.shape[1:]))))
         for begin in range(0, max(1, len(x)), size):
             yield as_batch(x[begin : begin + size], labels[begin : begin + size])
+            if isinstance(x, Tensor) or not x.flags.writeable:  # nothing is written to it
+                release(x)
         return
     if y is not None and isinstance(x, Iterable) and not isinstance(x, str | bytes | dict | list):
         raise BadInput(f"{type(x).__name__} yields images and labels; leave y out")
@@ -249,6 +270,37 @@ def _tensor(x: Any) -> Tensor:
         return torch.from_numpy(array)
     except TypeError:
         raise BadInput(f"images must be floats in [0, 1] or uint8, not {array.dtype}") from None
+
+
+class Spool:
+    """Rows of a tensor; on the CPU those beyond PART_BYTES go to a temporary file."""
+
+    def __init__(self) -> None:
+        self.rows, self.bytes = list[Tensor](), 0
+        self.file: IO[bytes] | None = None
+
+    def append(self, rows: Tensor) -> None:
+        """Add rows of the same shape and dtype as those before."""
+        self.rows.append(rows)
+        self.bytes += rows.nbytes
+        if self.bytes > PART_BYTES and rows.device.type == "cpu":
+            self._write()
+
+    def _write(self) -> None:
+        self.file = self.file or TemporaryFile()  # noqa: SIM115
+        for rows in self.rows:
+            self.file.write(rows.contiguous().numpy().data)
+        self.rows, self.bytes = [self.rows[-1].new_empty(0, *self.rows[-1].shape[1:])], 0
+
+    def tensor(self) -> Tensor:
+        """All rows, mapped from the file if there is one."""
+        if self.file is None:
+            return torch.cat(self.rows)
+        self._write()
+        self.file.flush()
+        none = self.rows[0].numpy()
+        with self.file:
+            return tensor_of(np.memmap(self.file, none.dtype, "c").reshape(-1, *none.shape[1:]))
 
 
 class ArrayWriter:

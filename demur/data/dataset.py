@@ -8,6 +8,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -41,7 +42,12 @@ class Images:
 
     def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return the chosen images as floats in [0, 1] (N, C, H, W) and their labels (N)."""
-        return self.pixels[chosen].float() / self.levels, self.y[chosen]
+        return self.stored(chosen).float() / self.levels, self.y[chosen]
+
+    def stored(self, chosen: Tensor | slice) -> Tensor:
+        """Return the chosen images as they are stored, uint8, on the device of the labels."""
+        rows = chosen.to(self.pixels.device) if isinstance(chosen, Tensor) else chosen
+        return self.pixels[rows].to(self.y.device)
 
     def first(self, count: int) -> "Images":
         """Return the first `count` images; raise BadInput if there are fewer."""
@@ -57,6 +63,10 @@ class Images:
         pixels, y, index = (part.to(device) for part in (self.pixels, self.y, self.index))
         return replace(self, pixels=pixels, y=y, index=index)
 
+    def streamed(self, device: torch.device) -> "Images":
+        """Return a copy whose batches are on another device; its pixels stay where they are."""
+        return replace(self, y=self.y.to(device), index=self.index.to(device))
+
     def slices(self, batch_size: int) -> Iterator[slice]:
         """Yield consecutive slices of at most `batch_size` images."""
         for begin in range(0, len(self), batch_size):
@@ -65,7 +75,8 @@ class Images:
     def digest(self) -> str:
         """SHA-256 over pixels, labels and indices, as 64 hex digits."""
         sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
-        for tensor in (self.pixels, self.y, self.index):
+        pieces = (self.stored(piece) for piece in self.slices(256))
+        for tensor in chain(pieces, (self.y, self.index)):
             sha256.update(tensor.cpu().contiguous().numpy().data)
         return sha256.hexdigest()
 

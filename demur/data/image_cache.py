@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from demur.data.image_splits import (
 )
 from demur.data.sources import Source, file_stamp, open_source
 from demur.errors import BadInput
-from demur.files.atomic import read_json, write_json
+from demur.files.atomic import read_checked, read_json, write_json
 from demur.files.image_files import resize_pixels
 from demur.progress import ignore
 
@@ -55,7 +56,6 @@ class CachedImages:
     file: Path  # of the pixels
     pixels: NDArray[np.uint8]  # N, C, S, S, mapped from the file
     y: NDArray[np.int64]
-    listing: str  # CSV with split, class, file, digest of the pixels, and a note
     metadata: dict[str, Any]  # as _build writes it
 
     @staticmethod
@@ -67,7 +67,6 @@ class CachedImages:
         file = folder / "pixels.npy"
         pixels = np.lib.format.open_memmap(file, mode="c")
         y = np.load(folder / "y.npy", allow_pickle=False)
-        listing = (folder / "data.csv").read_text(encoding="utf-8")
         count = sum(metadata["counts"][name] for name in SPLITS)
         shape = (count, metadata["channels"], metadata["size"], metadata["size"])
         types = [type(metadata[key]) for key in ("content", "leaks", "report", "classes")]
@@ -75,7 +74,13 @@ class CachedImages:
         right = right and pixels.dtype == np.uint8 and pixels.shape == shape
         if not right or y.min() < 0 or y.max() >= len(metadata["classes"]):
             raise ValueError
-        return CachedImages(file, pixels, y, listing, metadata)
+        return CachedImages(file, pixels, y, metadata)
+
+    @property
+    def listing(self) -> str:
+        """CSV with split, class, file, digest of the pixels, and a note."""
+        path, digest = self.file.with_name("data.csv"), self.metadata["files"]["data.csv"]
+        return read_checked(path, digest, "run the command again", sys.maxsize).decode()
 
 
 def read_images(

@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.data.image_cache import CachedImages, read_images
 from demur.errors import BadInput, shorten
+from demur.files.atomic import release
 from demur.images import Domain
 from demur.progress import ignore
 from demur.spec import later
@@ -158,7 +160,7 @@ def _splits(cached: CachedImages) -> Splits:
     tensors = torch.from_numpy(cached.pixels), torch.from_numpy(cached.y), torch.arange(sum(counts))
     parts = (tensor.split(counts) for tensor in tensors)
     return {
-        name: MappedImages(pixels, y, index, levels=255, file=cached.file)
+        name: MappedImages(pixels, y, index, 255, cached.file, cached.pixels)
         for name, pixels, y, index in zip(SPLITS, *parts, strict=True)
     }
 
@@ -168,18 +170,19 @@ class MappedImages(Images):
     """One split in a file of uint8 pixels; `to` copies it to a device if it is small enough."""
 
     file: Path = Path()
+    mapping: NDArray[np.uint8] | None = None  # of which `pixels` is a part
 
     def to(self, device: torch.device) -> Images:
         """Return the images on a device; a large split leaves its pixels in the file."""
-        y, index = self.y.to(device), self.index.to(device)
+        there = self.streamed(device)
         if self.pixels.numel() <= min(RESIDENT_LIMIT, MEMORY_SHARE * _free_memory(device)):
-            pixels = self.pixels.clone() if device.type == "cpu" else self.pixels.to(device)
-            return Images(pixels, y, index, self.levels)
-        return replace(self, y=y, index=index)
+            return Images(there.stored(slice(None)), there.y, there.index, self.levels)
+        return there
 
-    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        rows = chosen.cpu() if isinstance(chosen, Tensor) else chosen
-        return self.pixels[rows].to(self.y.device).float() / self.levels, self.y[chosen]
+    def stored(self, chosen: Tensor | slice) -> Tensor:
+        pixels = super().stored(chosen).clone()
+        release(self.mapping)
+        return pixels
 
 
 def _free_memory(device: torch.device) -> int:

@@ -6,10 +6,12 @@ index of the image alone, so one process makes the same record.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
@@ -37,16 +39,33 @@ def default_batch_size(count: int, device: torch.device, slow: bool = False) -> 
     return -(-count // batches // 8) * 8 if batches > 1 else most
 
 
+@dataclass(frozen=True)
+class FinishedBatches:
+    """Adversarial examples of images in order, in one file a batch."""
+
+    files: Mapping[Piece, Path]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Return those of consecutive images: N, C, H, W."""
+        parts = []
+        for (start, stop), path in sorted(self.files.items()):
+            if start < rows.stop and stop > rows.start:
+                with safe_open(path, "pt") as file:
+                    stored = file.get_slice("x_adv")
+                    parts.append(stored[max(rows.start - start, 0) : rows.stop - start])
+        return torch.cat(parts)
+
+
 def attack_in_batches(
     craft: Craft, images: Images, size: int, parts: Path, on_progress: ProgressCallback
-) -> Tensor:
-    """Adversarial examples of all images in order (N, C, H, W); empty except on rank 0.
+) -> FinishedBatches:
+    """Adversarial examples of all images in order; of none except on rank 0.
 
     `craft` makes those of one batch, `parts` is the folder of finished batches; `on_progress` is
     called after each round. Raises BadInput if a single image does not fit into memory.
     """
     here = distributed.current()
-    finished = _read_pieces(parts, images) if here.is_leader else {}
+    finished = _finished_pieces(parts, images) if here.is_leader else {}
     done: list[Piece] = here.broadcast(sorted(finished))
     while remaining := remaining_pieces(len(images), done, size):
         round_pieces = remaining[: here.size]
@@ -62,14 +81,12 @@ def attack_in_batches(
                 )
             size //= 2
             continue
-        gathered = here.gather(own_x_adv)
-        for (start, stop), x_adv in zip(round_pieces, gathered, strict=False):
-            finished[start, stop] = x_adv[: stop - start].cpu()
-            content = bytes_of({"x_adv": finished[start, stop].contiguous()})
-            write_bytes(parts / _piece_name((start, stop), content), content)
+        for (start, stop), x_adv in zip(round_pieces, here.gather(own_x_adv), strict=False):
+            finished[start, stop] = _store(x_adv[: stop - start], start, parts)
+        own_x_adv = x_adv = torch.empty(0)  # frees the batch before the next one
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
-    return torch.cat([finished[piece] for piece in done]) if here.is_leader else torch.empty(0)
+    return FinishedBatches(finished)
 
 
 def remaining_pieces(count: int, done: list[Piece], size: int) -> list[Piece]:
@@ -85,16 +102,23 @@ def _craft_piece(
     craft: Craft, images: Images, own: list[Piece], longest: int, size: int
 ) -> tuple[Tensor, bool]:
     """Adversarial examples of this process, padded to `longest`; and whether memory ran out."""
-    nothing = images.pixels.new_zeros(longest, *images.pixels.shape[1:], dtype=torch.float32)
-    if not own:
-        return nothing, False
     try:
-        return pad_batch(craft(slice(*own[0]), size), longest), False
+        if own:
+            return pad_batch(craft(slice(*own[0]), size), longest), False
     except torch.OutOfMemoryError:
         pass  # memory is freed below: inside this block the traceback still refers to tensors
-    if images.pixels.is_cuda:
+    if own and images.y.is_cuda:
         torch.cuda.empty_cache()
-    return nothing, True
+    shape = longest, *images.pixels.shape[1:]
+    return images.y.new_zeros(shape, dtype=torch.float32), bool(own)
+
+
+def _store(x_adv: Tensor, start: int, parts: Path) -> Path:
+    """File of adversarial examples, the first of which is that of image `start`."""
+    content = bytes_of({"x_adv": x_adv.cpu().contiguous()})
+    path = parts / _piece_name((start, start + len(x_adv)), content)
+    write_bytes(path, content)
+    return path
 
 
 def _piece_name(piece: Piece, content: bytes) -> str:
@@ -103,16 +127,16 @@ def _piece_name(piece: Piece, content: bytes) -> str:
     return f"{images}-{content_digest(images.encode() + content)[:16]}"
 
 
-def _read_pieces(parts: Path, images: Images) -> dict[Piece, Tensor]:
-    """Adversarial examples of finished batches, without damaged, overlapping or foreign ones."""
-    found = dict[Piece, Tensor]()
+def _finished_pieces(parts: Path, images: Images) -> dict[Piece, Path]:
+    """Files of finished batches, without damaged, overlapping or foreign ones."""
+    found = dict[Piece, Path]()
     for path in parts.iterdir() if parts.is_dir() else ():
         if named := re.fullmatch(r"(\d+)-(\d+)-[0-9a-f]{16}", path.name):
             piece, content = (int(named[1]), int(named[2])), path.read_bytes()
-            if path.name == _piece_name(piece, content):
-                x_adv = tensors_of(content)["x_adv"]
-                if x_adv.shape == images.pixels[slice(*piece)].shape:
-                    found[piece] = x_adv
+            shape = images.pixels[slice(*piece)].shape
+            whole = path.name == _piece_name(piece, content)
+            if whole and tensors_of(content)["x_adv"].shape == shape:
+                found[piece] = path
     first = 0
     for start, stop in sorted(found):
         if start < first:

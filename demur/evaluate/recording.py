@@ -26,10 +26,15 @@ from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.corruptions import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
+from demur.evaluate.batching import (
+    FinishedBatches,
+    ProgressCallback,
+    attack_in_batches,
+    default_batch_size,
+)
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
-from demur.evaluate.probing import probe
-from demur.files.atomic import exclusive_lock
+from demur.evaluate.probing import PROBED, probe
+from demur.files.atomic import exclusive_lock, mapped
 from demur.images import check_batch
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision
@@ -151,14 +156,15 @@ class LoadedRun:
             return fit_on_images(spec, images)
 
     def image_scores(
-        self, rejectors: Sequence[ImageRejector], x: Tensor, out: Output
+        self, rejectors: Sequence[ImageRejector], x: Tensor | FinishedBatches, out: Output
     ) -> dict[str, Tensor]:
         """Scores (N each, on the CPU) of images and the net's output for them, by their key."""
         scores = dict[str, Tensor]()
         for one in rejectors:
             parts = []
-            for some in torch.arange(len(x)).split(VERDICT_BATCH):
-                batch = x[some].to(self.device), out.select(some).to(self.device)
+            for first in range(0, len(out.logits), VERDICT_BATCH):
+                rows = slice(first, first + VERDICT_BATCH)
+                batch = x[rows].to(self.device), out.select(rows).to(self.device)
                 with tf32("fp32"), torch.no_grad():
                     parts.append(values_on_images(one, self.net, *batch).float().cpu())
             found = scores[one.key] = torch.cat(parts)
@@ -245,7 +251,7 @@ class LoadedRun:
     def images(self, options: RecordOptions) -> Images:
         """Images to attack, on the device."""
         images = self.checked_split(options.split)
-        return (images if options.n is None else images.first(options.n)).to(self.device)
+        return (images if options.n is None else images.first(options.n)).streamed(self.device)
 
     def checked_split(self, name: str) -> Images:
         """Images of a split; BadInput unless they have the pixels and labels of the training."""
@@ -338,7 +344,9 @@ def run_attack(
     key = identity(**inputs)
     if (finished := here.broadcast(making.finished(key))) is not None:
         return read_record(finished)
-    check_batch(*images.batch(slice(None)), loaded.run.recipe.data.domain.classes)
+    for piece in images.slices(VERDICT_BATCH):
+        classes = loaded.run.recipe.data.domain.classes
+        check_batch(*images.batch(piece), classes, piece.start)
     spec = show(attack, full=True)
     metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
     half = folder / f".making-{key[:12]}"
@@ -414,7 +422,7 @@ class _Recording:
             **provenance(self.loaded.device),
         }
 
-    def craft(self, folder: Path, on_progress: ProgressCallback) -> Tensor:
+    def craft(self, folder: Path, on_progress: ProgressCallback) -> FinishedBatches:
         """Adversarial examples; finished batches are stored in folders by code version."""
         loaded, images = self.loaded, self.images
         if loaded.fast:
@@ -425,17 +433,14 @@ class _Recording:
         craft = partial(loaded.craft, self.bound.spec, images)
         return attack_in_batches(craft, images, size, parts, on_progress)
 
-    def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> Path:
+    def write(self, x_adv: FinishedBatches, metadata: dict[str, Any], folder: Path) -> Path:
         """Evaluate the net on adversarial examples and write the record, first into `folder`.
 
         An earlier record that lacks the scores of image rejectors is replaced.
         """
-        net = self.loaded.net
-        x, y = self.images.batch(slice(None))
-        self.bound.spec.check_result(x.cpu(), x_adv)
-        metadata["probe"] = probe(net, x, y)
+        metadata["probe"] = probe(self.loaded.net, *self.images.batch(slice(PROBED)))
         records, split = self.loaded.run.records_folder, self.options.split
-        record, known = Record(self._arrays(net, x, x_adv), metadata), dict[str, Tensor]()
+        record, known = Record(self._arrays(x_adv, folder), metadata), dict[str, Tensor]()
         if earlier := finished_record(records, split, metadata["digest"]):
             old = read_record(earlier)
             metadata["label"] = old.label
@@ -450,22 +455,36 @@ class _Recording:
         move_record(half, records)
         return records / half.name
 
-    def _arrays(self, net: RejectingNet, x: Tensor, x_adv: Tensor) -> dict[str, Tensor]:
-        """Per-image arrays of a record, on the CPU."""
-        out = final_outputs(net, x_adv, x.device)
-        check_logits(out)
-        for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
+    def _arrays(self, x_adv: FinishedBatches, folder: Path) -> dict[str, Tensor]:
+        """Per-image arrays of a record, on the CPU; features and images are in files."""
+        kept, n, columns = self.options.keep_images, len(self.images), list[Tensor]()
+        with (folder / "feature").open("w+b") as features, (folder / "x_adv").open("w+b") as images:
+            for piece in self.images.slices(VERDICT_BATCH):
+                x, made = self.images.batch(piece)[0].cpu(), x_adv[piece]
+                self.bound.spec.check_result(x, made)
+                out, delta = final_outputs(self.loaded.net, made, self.loaded.device), made - x
+                invalid = (part.isnan().any(1) for part in (out.feature, out.aux))
+                parts = out.logits, out.aux, Linf(0).norm(delta), L2(0).norm(delta), *invalid
+                # small tensors between the large ones of each batch would fragment memory
+                columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
+                for column, part in zip(columns, parts, strict=True):
+                    column[piece] = part
+                features.write(out.feature.numpy().data)
+                images.write(made[: max(0, kept - piece.start)].numpy().data)
+                del x, made, out, delta, parts  # before the next batch takes their memory
+        logits, aux, linf, l2, *wrong = columns
+        check_logits(Output(logits, logits, aux))
+        for name, values in zip(("features", "auxiliary outputs"), wrong, strict=True):
             remedy = "train the net again, or check its weights"
-            raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
-        delta = x_adv - x.cpu()
+            raise_if_invalid(name, values, remedy, invalid=Tensor.bool)
         arrays = {
-            "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": out.logits,
-            "aux": out.aux, "size_linf": Linf(0).norm(delta), "size_l2": L2(0).norm(delta),
+            "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": logits,
+            "aux": aux, "size_linf": linf, "size_l2": l2,
         }  # fmt: skip
         if self.options.keep_features:
-            arrays["feature"] = out.feature
-        if self.options.keep_images:
-            arrays["x_adv"] = x_adv[: self.options.keep_images].clone()
+            arrays["feature"] = mapped(folder / "feature", n, -1)
+        if kept:
+            arrays["x_adv"] = mapped(folder / "x_adv", -1, *self.images.pixels.shape[1:])
         return arrays
 
 

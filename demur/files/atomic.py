@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import stat
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
@@ -67,6 +69,7 @@ def _per_channel(scale: Tensor, tensor: Tensor) -> Tensor:
 
 
 MEGABYTE = 1 << 20
+MAPPED = 16 * MEGABYTE  # bytes of an array from which on it is read into a temporary file
 TEMPORARY_FILES = ".*.tmp"
 MAX_JSON = 8 * MEGABYTE
 MAX_HEADER = MEGABYTE  # of a safetensors file
@@ -78,6 +81,13 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
     """Return the bytes of a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
+    with open_regular_file(path, limit, remedy) as file:
+        return file.read()
+
+
+@contextmanager
+def open_regular_file(path: Path, limit: int, remedy: str) -> Iterator[IO[bytes]]:
+    """Open a regular file of at most `limit` bytes; BadInput ends with `remedy`."""
     try:
         # a plain open of a pipe waits for a writer
         handle = os.open(path, os.O_RDONLY | FLAGS)
@@ -93,7 +103,7 @@ def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
                 f"{path} has {found.st_size:,} bytes and may have at most {limit:,}; {remedy}"
             )
         with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(found.st_size)
+            yield file
     finally:
         os.close(handle)
 
@@ -116,7 +126,8 @@ def write_bytes(path: Path, content: bytes) -> str:
     elif is_stream(path):
         path.write_bytes(content)
     else:
-        _write_atomically(path, content)
+        with atomic_file(path) as file:
+            file.write(content)
     return content_digest(content)
 
 
@@ -186,15 +197,23 @@ def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
     hasher = hashlib.sha256(text.encode())
     for name, tensor in named.items():
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        for part in in_pieces(tensor) if tensor.ndim else (tensor,):
+            flat = part.detach().cpu().contiguous().flatten()
+            hasher.update(flat.view(torch.uint8).numpy().data)
     return hasher.digest()
 
 
 def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
     """Bytes of a file of at most `limit` bytes; BadInput if it is missing or damaged."""
     content = read_regular_file(path, limit, remedy)
-    _check_digest(path, digest, content_digest(content), remedy)
+    check_digest(path, digest, content_digest(content), remedy)
     return content
+
+
+def file_digest(file: Any) -> str:
+    """SHA-256 of an open file, from its beginning, as 64 hex digits."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_tensors(
@@ -219,14 +238,57 @@ def read_tensors(
 
 
 def read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
-    """One array without objects of an npy stream of `size` bytes; ValueError if it needs more."""
+    """One array without objects of an npy stream of `size` bytes; ValueError if it needs more.
+
+    A large array is mapped from a temporary file.
+    """
     headers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
     shape, fortran, dtype = headers[format.read_magic(stream)](stream)
-    count = math.prod(shape)
-    if dtype.hasobject or count * dtype.itemsize > size:
+    length = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or length > size:
         raise ValueError
-    flat = np.frombuffer(bytearray(stream.read(count * dtype.itemsize)), dtype, count)
+    if length < MAPPED:
+        flat = np.frombuffer(bytearray(stream.read(length)), dtype)
+    else:
+        with TemporaryFile() as file:
+            for start in range(0, length, MEGABYTE):
+                file.write(stream.read(min(MEGABYTE, length - start)))
+            file.flush()
+            flat = np.memmap(file, dtype, "c")
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """The array as a tensor; `release` knows the file that it is mapped from."""
+    tensor = torch.from_numpy(array)
+    tensor.mapping = array  # type: ignore[attr-defined]
+    return tensor
+
+
+def mapped(path: Path, *shape: int) -> Tensor:
+    """Numbers of 32 bits that stay in a file until they are used."""
+    is_empty = not path.stat().st_size
+    flat = np.empty(0, np.float32) if is_empty else np.memmap(path, np.float32, "c")
+    return tensor_of(flat.reshape(shape))
+
+
+def release(values: Tensor | NDArray[Any] | None) -> None:
+    """Let go of the pages of a mapped file, which the next access reads again.
+
+    What was written to them is lost if the mapping is a copy on write.
+    """
+    base: Any = getattr(values, "mapping", values)
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+def in_pieces(values: Tensor) -> Iterator[Tensor]:
+    """Yield rows of about a megabyte together; those of a mapped file are released."""
+    for part in values.split(max(1, MEGABYTE // max(1, values[:1].nbytes))):
+        yield part
+        release(values)
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -241,7 +303,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
         raise BadInput(f"{path} is damaged: it contains no digest; {remedy}") from None
     except (RecursionError, MemoryError):
         raise BadInput(f"{path} is damaged: it is nested too deeply; {remedy}") from None
-    _check_digest(path, str(expected), found, remedy)
+    check_digest(path, str(expected), found, remedy)
     return metadata
 
 
@@ -282,16 +344,17 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> I
         lock.release()
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside the target, then rename it; an OSError names the target."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a temporary file beside the target, then rename it; an OSError names the target."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():  # realpath stops at a link that leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     half = target.with_name(f".{target.name[:MAX_STEM]}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with half.open("wb") as file:
-            file.write(content)
+        with half.open("w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         half.replace(target)
@@ -304,7 +367,8 @@ def _write_atomically(path: Path, content: bytes) -> None:
     _sync_folder(target.parent)
 
 
-def _check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
+def check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
+    """Raise BadInput unless the digest of a file is the expected one."""
     if found != expected:
         raise BadInput(
             f"{path} is damaged: expected digest {expected[:16]}, found {found[:16]}; {remedy}"

@@ -4,19 +4,20 @@ An attack takes hours and scoring takes seconds, so rejectors, metrics and figur
 """
 
 import hashlib
-import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 import torch
+from numpy.lib.format import header_data_from_array_1_0, write_array_header_1_0
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,14 +25,7 @@ from demur import metrics
 from demur.attacks import Attack
 from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
-from demur.files.atomic import (
-    MEGABYTE,
-    move_file,
-    read_array,
-    read_checked,
-    write_bytes,
-    write_json,
-)
+from demur.files import atomic
 from demur.output import Output, prediction
 from demur.recipes import VOCABULARY
 from demur.rejectors.certainty import tcon
@@ -45,10 +39,10 @@ if TYPE_CHECKING:
 
 TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
 NOTEBOOK = "'demur[notebook]'"
-MAX_NPZ = 4096 * MEGABYTE  # bytes of the file
-SMALL = 256 * MEGABYTE  # bytes of all arrays that any file may unpack to
+MAX_NPZ = 4096 * atomic.MEGABYTE  # bytes of the file
+SMALL = 256 * atomic.MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
-MAX_DICTIONARY = 64 * MEGABYTE  # of LZMA, allocated before a byte is unpacked
+MAX_DICTIONARY = 64 * atomic.MEGABYTE  # of LZMA, allocated before a byte is unpacked
 LOCAL_HEADER = 30  # bytes of the fixed part of a member's header
 COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA)
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
@@ -77,28 +71,34 @@ NORMS = ("size_linf", "size_l2")  # a scores-only record may lack one; of a corr
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 
-def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> bytes:
-    """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
-    buffer, unpacked = io.BytesIO(), 0
-    with ZipFile(buffer, "w") as file:
+def write_npz(
+    stream: IO[bytes], arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED
+) -> None:
+    """Write arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
+    stream.truncate(stream.seek(0))
+    with ZipFile(stream, "w") as file:
         for name, values in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, values.numpy(), allow_pickle=False)
-            file.writestr(ZipInfo(f"{name}.npy"), member.getvalue(), compression)
-            unpacked += member.tell()
-    content = buffer.getvalue()
-    too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
-    return npz_bytes(arrays, ZIP_STORED) if too_dense else content
+            member = ZipInfo(f"{name}.npy")
+            member.compress_type = compression
+            member.file_size = 128 + values.nbytes  # with the header; decides on ZIP64
+            with file.open(member, "w") as packed:
+                header = header_data_from_array_1_0(values.contiguous().numpy())
+                write_array_header_1_0(packed, header)
+                for part in atomic.in_pieces(values):
+                    packed.write(part.contiguous().numpy().data)
+        unpacked = sum(member.file_size for member in file.infolist())
+    if compression != ZIP_STORED and unpacked > _max_unpacked(stream.tell()):
+        write_npz(stream, arrays, ZIP_STORED)  # so dense that the reader would raise
 
 
-def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
+def read_npz(stream: IO[bytes], path: Path, remedy: str) -> dict[str, Tensor]:
     """Arrays of a record; BadInput if the file is not such an npz file.
 
     Nothing is unpacked before the sizes in the zip directory are known to be in bounds.
     """
     try:
-        with ZipFile(io.BytesIO(content)) as file:
-            _check_directory(file, content)
+        with ZipFile(stream) as file:
+            _check_directory(file, stream)
             return {
                 member.filename.removesuffix(".npy"): _read_member(file, member)
                 for member in file.infolist()
@@ -126,7 +126,9 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         for letter, size in zip(ARRAYS[name].shape, array.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
-        if array.is_floating_point() and bool(array.isnan().any()):
+        if array.is_floating_point() and any(
+            part.isnan().any() for part in atomic.in_pieces(array)
+        ):
             raise BadInput(f"{name} holds values that are not numbers")
     labels = arrays["y"]
     if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
@@ -146,31 +148,32 @@ def _max_unpacked(size: int) -> int:
     return max(SMALL, MAX_RATIO * size)
 
 
-def _check_directory(file: ZipFile, content: bytes) -> None:
+def _check_directory(file: ZipFile, stream: IO[bytes]) -> None:
     """Raise BadInput unless the members are known arrays whose sizes are in bounds."""
-    members = file.infolist()
+    members, size = file.infolist(), stream.seek(0, os.SEEK_END)
     names = [member.filename.removesuffix(".npy") for member in members]
     if unknown := [name for name in names if name not in ARRAYS]:
         raise BadInput(f"it holds {unknown[0][:40]!r}, which no record has")
     if len(set(names)) < len(names):
         raise BadInput("it holds an array twice")
     unpacked = sum(member.file_size for member in members)
-    if unpacked > _max_unpacked(len(content)):
-        raise BadInput(f"its arrays have {unpacked:,} bytes, too many for {len(content):,} packed")
+    if unpacked > _max_unpacked(size):
+        raise BadInput(f"its arrays have {unpacked:,} bytes, too many for {size:,} packed")
     for member in members:
         if member.compress_type not in COMPRESSIONS:
             raise BadInput(f"{member.filename} is packed in an unknown way")
         if member.compress_type == ZIP_LZMA:
-            _check_lzma(member, content)
+            _check_lzma(member, stream)
 
 
-def _check_lzma(member: ZipInfo, content: bytes) -> None:
+def _check_lzma(member: ZipInfo, stream: IO[bytes]) -> None:
     """Raise BadInput if a member asks for a large LZMA dictionary."""
-    header = content[member.header_offset :][:LOCAL_HEADER]
+    stream.seek(member.header_offset)
+    header = stream.read(LOCAL_HEADER)
     name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
-    start = member.header_offset + LOCAL_HEADER + name + extra
     # two bytes each of version and length, one of settings, four of the dictionary's size
-    dictionary = int.from_bytes(content[start + 5 : start + 9], "little")
+    stream.seek(name + extra + 5, os.SEEK_CUR)
+    dictionary = int.from_bytes(stream.read(4), "little")
     if dictionary > MAX_DICTIONARY:
         raise BadInput(f"{member.filename} needs {dictionary:,} bytes to be unpacked")
 
@@ -180,7 +183,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
     name = member.filename.removesuffix(".npy")
     dtype, letters = ARRAYS[name]
     with file.open(member) as packed:
-        values = read_array(packed, member.file_size)
+        values = atomic.read_array(packed, member.file_size)
         rest = packed.read(1)
     if values.dtype.str not in (dtype, HALF.get(name)):
         raise BadInput(f"{name} is of type {values.dtype.str} instead of {dtype}")
@@ -190,7 +193,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
         raise BadInput(f"{name} has more bytes than those of its shape {values.shape}")
     if dtype == "|b1" and values.view(np.uint8).max(initial=0) > 1:
         raise BadInput(f"{name} holds values other than 0 and 1")
-    return torch.from_numpy(values.astype(dtype, copy=False))
+    return atomic.tensor_of(values.astype(dtype, copy=False))
 
 
 @dataclass(frozen=True)
@@ -309,8 +312,10 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     if tight and torch.equal(index, _consecutive(int(index[0]), len(index))):
         metadata[FIRST_INDEX] = int(index[0])
         del arrays["index"]
-    file_digest = write_bytes(path, npz_bytes(arrays, compression))
-    write_json(path.with_suffix(".json"), metadata | {"file_digest": file_digest})
+    with atomic.atomic_file(path) as file:
+        write_npz(file, arrays, compression)
+        metadata["file_digest"] = atomic.file_digest(file)
+    atomic.write_json(path.with_suffix(".json"), metadata)
 
 
 def _consecutive(first: int, count: int) -> Tensor:
@@ -323,7 +328,7 @@ def _consecutive(first: int, count: int) -> Tensor:
 def move_record(path: Path, folder: Path) -> None:
     """Move a complete record into another folder, the metadata last."""
     for part in (path, path.with_suffix(".json")):
-        move_file(part, folder)
+        atomic.move_file(part, folder)
 
 
 def read_record(path: Path) -> Record:
@@ -346,8 +351,9 @@ def read_record(path: Path) -> Record:
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
             f"{metadata_path.name} and make the record again with demur attack"
         )
-    content = read_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ)
-    arrays = read_npz(content, path, REMEDY)
+    with atomic.open_regular_file(path, MAX_NPZ, REMEDY) as file:
+        atomic.check_digest(path, metadata["file_digest"], atomic.file_digest(file), REMEDY)
+        arrays = read_npz(file, path, REMEDY)
     first = metadata.pop(FIRST_INDEX, None)
     try:
         if first is not None and "index" not in arrays:

@@ -21,9 +21,10 @@ from demur.files.atomic import content_digest, read_tensors
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
-from demur.runs.record import ARRAYS, check_arrays, npz_bytes, read_npz
+from demur.runs.record import ARRAYS, check_arrays, read_npz
 from demur.runs.run import load_state
 from demur.spec import Spec, edit, lines, read, show
+from tests.damages import npz_bytes
 from tests.fuzz.command_lines import argv
 from tests.fuzz.deployed import api, bundle
 from tests.fuzz.mutation import ODD_TEXT, mutate_bytes, mutate_json, mutate_text
@@ -121,7 +122,7 @@ def npz(random: Random, folder: Path) -> bool:
         content = mutate_bytes(random, random.choice(_packed()))
     else:
         content = _odd_npz(random)
-    arrays = read_npz(content, folder / "a.npz", REMEDY)
+    arrays = read_npz(io.BytesIO(content), folder / "a.npz", REMEDY)
     metadata = METADATA | {"scores": random.choice(([], ["a"], ["a", "b"]))}
     check_arrays(arrays, metadata)
     record = Record(arrays, metadata)
