@@ -1,5 +1,5 @@
 # make demo: train, attack and report on the embedded digits. make test: lint, types and tests.
-# make coverage: the tests with line coverage, at least 92%.
+# make coverage: the tests with line coverage, at least 95%.
 # make exhaustive: the long versions of the tests, hours; adds to docs/exhaustive.md.
 # make test-oldest, make test-newest: the tests with the oldest and newest versions that
 # pyproject.toml allows. make lock: write requirements/*.lock again, with the newest versions.
