@@ -17,8 +17,16 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, run_attack
 from demur.files.atomic import write_json
 from demur.leaderboard import entry as board
-from demur.leaderboard.entry import Entry, attack_set, bits, figures, make_entry, packed, problems
-from demur.leaderboard.site import write_site
+from demur.leaderboard.entry import (
+    Entry,
+    attack_set,
+    bits,
+    figures,
+    make_entry,
+    packed,
+    problems,
+    write_site,
+)
 from demur.rejectors import Con, Energy
 from demur.rejectors.rule import Rejector
 from demur.runs import Run

@@ -174,14 +174,9 @@ class Method(Spec):
         return (noise.uniform(HEAD_ONLY_SEED, index, 0, (1,))[:, 0] < self.head_only).float()
 
     def batch_loss(
-        self,
-        net: nn.Module,
-        x: Tensor,
-        x_adv: Tensor,
-        y: Tensor,
-        head_only_mask: Tensor | None = None,
-        target: Tensor | None = None,
-    ) -> Tensor:
+        self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor,
+        head_only_mask: Tensor | None = None, target: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Mean training loss of a batch whose adversarial examples `x_adv` are given."""
         return self.reduce_loss(self.outputs(net, x, x_adv, y, target), head_only_mask)
 

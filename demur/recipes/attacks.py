@@ -61,13 +61,9 @@ class AdaptiveObjective:
         )
 
     def attack(
-        self,
-        recipe: Recipe,
-        eta: float = 1.0,
-        steps: int = STEPS,
-        restarts: int = RESTARTS,
+        self, recipe: Recipe, eta: float = 1.0, steps: int = STEPS, restarts: int = RESTARTS,
         criterion: AcceptedError | None = None,
-    ) -> Attack:
+    ) -> Attack:  # fmt: skip
         """PGD on this objective; a targeted one runs against every wrong class.
 
         It keeps examples that succeed by the criterion; None keeps those with the largest

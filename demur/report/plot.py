@@ -154,14 +154,10 @@ def worst_case(cases: Mapping[str, WorstCase], ax: "Axes | None" = None) -> "Axe
 
 
 def scatter(
-    x: ArrayLike,
-    y: ArrayLike,
-    correct: ArrayLike,
-    thresholds: tuple[float, float] | None = None,
-    xi: float | None = None,
-    ax: "Axes | None" = None,
+    x: ArrayLike, y: ArrayLike, correct: ArrayLike, thresholds: tuple[float, float] | None = None,
+    xi: float | None = None, ax: "Axes | None" = None,
     names: tuple[str, str] = ("confidence", "R-Con"),
-) -> "Axes":
+) -> "Axes":  # fmt: skip
     """Draw one score against another, correct predictions as dots and wrong ones as crosses.
 
     Args:

@@ -88,13 +88,9 @@ class TrainState:
     """A net and its SGD optimiser with momentum; `precision` is by default that of the recipe."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        device: torch.device,
-        channels_last: bool = False,
-        precision: Precision | None = None,
-        world: ProcessGroup = ProcessGroup(),
-    ) -> None:
+        self, recipe: Recipe, device: torch.device, channels_last: bool = False,
+        precision: Precision | None = None, world: ProcessGroup = ProcessGroup(),
+    ) -> None:  # fmt: skip
         self.precision = precision or recipe.precision
         self.dtype, self.world = weights_dtype(self.precision), world
         net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
@@ -107,12 +103,10 @@ class TrainState:
         self.rate = torch.tensor(recipe.schedule.peak, device=device)
         self.trainable = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.SGD(
-            self.trainable.values(),
-            lr=self.rate if on_gpu else recipe.schedule.peak,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
+            self.trainable.values(), lr=self.rate if on_gpu else recipe.schedule.peak,
+            momentum=recipe.momentum, weight_decay=recipe.weight_decay,
             fused=True if on_gpu else None,
-        )
+        )  # fmt: skip
         for parameter in self.trainable.values():
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.ema = EMA(self.net, recipe.ema) if recipe.ema else None

@@ -174,13 +174,9 @@ class FastSteps(PlainSteps):
     """Compiled training steps, replayed from a CUDA graph on a GPU."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        train_state: TrainState,
-        fit: Images,
-        compiler: Compiler = "inductor",
-        on_message: Callable[[str], None] = ignore,
-    ) -> None:
+        self, recipe: Recipe, train_state: TrainState, fit: Images,
+        compiler: Compiler = "inductor", on_message: Callable[[str], None] = ignore,
+    ) -> None:  # fmt: skip
         super().__init__(recipe, train_state, fit)
         device, self.compiler, self.on_message = fit.y.device, compiler, on_message
         self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
@@ -210,13 +206,9 @@ class FastSteps(PlainSteps):
         reduce_loss = compile_function(method.reduce_loss, self.compiler)
 
         def batch_loss(
-            net: nn.Module,
-            x: Tensor,
-            x_adv: Tensor,
-            y: Tensor,
-            head_only_mask: Tensor | None,
+            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, head_only_mask: Tensor | None,
             target: Tensor | None,
-        ) -> Tensor:
+        ) -> Tensor:  # fmt: skip
             return reduce_loss(method.outputs(fused_net, x, x_adv, y, target), head_only_mask)
 
         return batch_loss
