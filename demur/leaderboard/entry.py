@@ -31,6 +31,7 @@ from demur.metrics import WorstCase, wilson
 from demur.recipes import VOCABULARY
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, as_score
+from demur.report.explorer import packed
 from demur.report.page import check_installed
 from demur.report.terminal import percent
 from demur.runs import Record, Run
@@ -81,11 +82,6 @@ def problems(entry: Entry) -> list[str]:
     except (BadInput, *WRONG) as error:
         return [f"a value is missing or of another kind: {first_line(error)}"]
     return found
-
-
-def packed(values: Values) -> str:
-    """Numbers as base64 of little-endian 32-bit floats."""
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
 def bits(values: Values) -> str:
@@ -200,9 +196,10 @@ def make_entry(
         "thresholds_from": f"{len(loaded.clean(split).y)} clean {split} images",
         "thresholds": [float(np.float32(at[tpr])) for tpr in LEVELS],
         "images": {
-            "index": packed(first.arrays["index"].numpy()), "correct": bits(clean.correct[:count]),
-            "clean": packed(values(score, clean)[:count]),
-            "worst": packed(worst_case_of(score, first, clean).worst),
+            "index": packed(first.arrays["index"].numpy(), "<f4"),
+            "correct": bits(clean.correct[:count]),
+            "clean": packed(values(score, clean)[:count], "<f4"),
+            "worst": packed(worst_case_of(score, first, clean).worst, "<f4"),
         },
         "attacks": [
             _attack(*pair, values(score, pair[1]) >= at[pair[0][1] or LEVELS[0]])

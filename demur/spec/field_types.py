@@ -46,7 +46,10 @@ def _convert(value: Any, kind: Any) -> Any:
     """Value converted to `kind`; raises TypeError if it does not fit."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return _convert_to_any(value, args)
+        for one in args:
+            with suppress(TypeError):
+                return _convert(value, one)
+        raise TypeError
     if origin in (tuple, list, dict):
         return _convert_container(value, origin, args)
     if origin is Annotated:
@@ -67,13 +70,6 @@ def _convert(value: Any, kind: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _convert_to_any(value: Any, kinds: tuple[Any, ...]) -> Any:
-    for kind in kinds:
-        with suppress(TypeError):
-            return _convert(value, kind)
-    raise TypeError
 
 
 def _convert_container(value: Any, container: Any, kinds: tuple[Any, ...]) -> Any:

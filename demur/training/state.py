@@ -6,7 +6,7 @@ them in place.
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +34,12 @@ class AWP:
         # as in the paper: biases and the affine parameters of batch norm stay
         self.weights: list[Tensor] = [p for p in net.parameters() if p.ndim > 1]
         self.weights_backup = TensorBackup(self.weights)
-        self.statistics_backup = TensorBackup(list(net.buffers()))
+        self.statistics_backup = TensorBackup(list(net.buffers()))  # around the first pass
         self.current_gamma = self.weights[0].new_zeros(())
 
     def begin(self, progress: float) -> None:
         """Set gamma for an epoch that starts after this fraction of all epochs."""
         self.current_gamma.fill_(self.gamma if progress >= self.start else 0.0)
-
-    def preserve_statistics(self) -> AbstractContextManager[None]:
-        """Restore the running statistics of batch norm afterwards; for the first pass."""
-        return self.statistics_backup.preserve()
 
     @contextmanager
     def perturb(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class TrainingStep:
         if awp is None:
             value = self._backward(loss)
         else:
-            with awp.preserve_statistics():
+            with awp.statistics_backup.preserve():
                 self._backward(loss)
             with awp.perturb():
                 value = self._backward(loss)
