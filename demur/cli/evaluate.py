@@ -313,12 +313,8 @@ def _with_confidence(
     from demur.evaluate import BASELINE
     from demur.evaluate.record_scores import can_score
 
-    found = [
-        record
-        for record in records
-        if BASELINE in evaluation.scores
-        and can_score(evaluation.score_for(BASELINE, record), record)
-    ]
+    known = BASELINE in evaluation.scores
+    found = [r for r in records if known and can_score(evaluation.score_for(BASELINE, r), r)]
     left_out = f"{len(records) - len(found)} of {len(records)} records"
     advice = "archived without confidence; demur paper table 3 --from DIR reads them"
     if not found:

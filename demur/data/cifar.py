@@ -36,9 +36,6 @@ ProgressCallback = Callable[[int, int], None]  # arguments: done, total
 MAX_BYTES = 256 * MEGABYTE  # of a file
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # both sets, as the reference code
 SHUFFLE_SEED = 0
-CIFAR10_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -285,7 +282,9 @@ class CIFAR10(Cifar):
     """
 
     published = CIFAR10_FILES
-    class_names = CIFAR10_CLASSES
+    class_names = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    )  # fmt: skip
     domain = Domain(classes=10, shape=(3, 32, 32), mean=MEAN, std=STD)
 
 

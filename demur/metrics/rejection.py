@@ -200,8 +200,7 @@ def _expected_errors(score: FloatArray, correct: BoolArray) -> FloatArray:
     _, n_correct, n_wrong = score_levels(score, correct)
     # ties in random order spread their errors evenly: the expectation is linear inside a tie
     knots = np.append(0, n_correct + n_wrong)
-    errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, n_wrong))
-    return errors
+    return np.asarray(np.interp(np.arange(1, len(score) + 1), knots, np.append(0, n_wrong)))
 
 
 def auroc_interval(score: ArrayLike, correct: ArrayLike, level: float = 0.95) -> Interval:

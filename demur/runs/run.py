@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from demur.errors import BadInput, first_line, suggestion
+from demur.errors import BadInput, first_line, import_optional, suggestion
 from demur.files.atomic import (
     MEGABYTE,
     TEMPORARY_FILES,
@@ -295,13 +295,10 @@ def _from_hub(name: str, home: Path) -> Path:
     target = home / repository.replace("/", "--")
     if target.exists():
         return target
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise BadInput(f"{name} needs a package: pip install huggingface_hub") from None
+    hub = import_optional("huggingface_hub", f"{name} needs a package", "huggingface_hub")
     unfinished = home / f".{target.name}"  # a download that was stopped continues here
     try:
-        snapshot_download(repository, local_dir=unfinished, allow_patterns=[*HUB_FILES])
+        hub.snapshot_download(repository, local_dir=unfinished, allow_patterns=[*HUB_FILES])
     except Exception as error:  # of its HTTP library, which depends on the version
         raise BadInput(f"{name} was not downloaded: {first_line(error)}") from error
     shutil.rmtree(unfinished / ".cache", ignore_errors=True)
