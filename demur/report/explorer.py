@@ -141,9 +141,7 @@ def _arrays(
         "correct": packed(correct[rows], "u1"),
         "y": packed(record.y.numpy()[rows], "<u2"),
         "scores": {name: packed(column[rows], "<f4") for name, column in columns.items()},
-        "predicted": None,
-        "logits": None,
-        "a": None,
+        **dict.fromkeys(("predicted", "logits", "a")),
         "no_logits": SCORES_ONLY,
     }
     if len(correct) > MOST_IMAGES:

@@ -330,14 +330,11 @@ def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
 
 
 def _record_view(record: Record, results: ScoredRun) -> View:
+    shown = ((key, _plain(value)) for key, value in record.metadata.items() if key != "recipe")
     return {
         "name": record.label,
         "label": record.label,
-        "metadata": [
-            (METADATA_NAMES.get(k, k), _plain(v))
-            for k, v in record.metadata.items()
-            if k != "recipe"
-        ],
+        "metadata": [(METADATA_NAMES.get(key, key), text) for key, text in shown],
         "label_is_current": label_is_current(record, results.loaded),
         "command": attack_command(record, results.loaded, results.split_sizes),
     }

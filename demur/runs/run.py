@@ -389,11 +389,7 @@ def stored_plan(run: Run) -> dict[str, Any] | None:
 
 
 def save_state(
-    run: Run,
-    state: ResumeState,
-    tensors: Tensors,
-    best: Tensors,
-    plan: dict[str, Any] | None = None,
+    run: Run, state: ResumeState, tensors: Tensors, best: Tensors, plan: dict[str, Any] | None
 ) -> None:
     """Write a state, with how it was computed; the earlier one stays until this one is complete.
 
