@@ -136,11 +136,10 @@ def locate(published: Published, given: Path | None) -> DataFiles:
     A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then the
     cache. The files may be in the folder itself or in the sub-folder of the published archive.
     """
-    if found := find(published, search_folders(given)):
+    folders = search_folders(given)
+    if found := find(published, folders):
         return found
-    searched = (
-        " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
-    )
+    searched = " or ".join(map(str, folders)) or "a cache folder: there is no home folder"
     option = f" --data {shlex.quote(str(given))}" if given else ""
     raise BadInput(
         f"{published.title} is not in {searched}; run 'demur data get {published.name}{option}' "

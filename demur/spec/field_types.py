@@ -89,9 +89,8 @@ def describe_type(kind: Any, value: Any = None) -> str:
     """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return (
-            f"{describe_type(args[0])} {args[1 if value is None else _violated(args, value)].words}"
-        )
+        condition = args[1 if value is None else _violated(args, value)]
+        return f"{describe_type(args[0])} {condition.words}"
     if origin in (Union, UnionType):
         return " or ".join(describe_type(arg, value) for arg in args)
     if origin is Literal:
