@@ -241,10 +241,8 @@ class Cifar(Dataset):
         return SPLITS if self.split == "held-out" else ("fit", "test")
 
     def load(self, folder: Path | None = None) -> Splits:
-        found = locate(self.published, folder)
-        *batches, test = (
-            read_part(found.layout, found.folder, part) for part in found.layout.parts
-        )
+        layout, place = locate(self.published, folder)
+        *batches, test = (read_part(layout, place, part) for part in layout.parts)
         train = CifarBatch(*map(np.concatenate, zip(*batches, strict=True)))
         count = len(train.y)
         test_images = _images(test, torch.arange(len(test.y)), first_index=count)

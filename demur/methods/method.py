@@ -93,9 +93,8 @@ class ADR(Labels):
     ) -> Tensor:
         if teacher is None:
             raise BadInput("ADR needs the output of the averaged net; set ema, such as ema=0.995")
-        p = log_probabilities(
-            teacher._replace(logits=teacher.logits / _annealed(self.temperature, progress))
-        ).exp()
+        logits = teacher.logits / _annealed(self.temperature, progress)
+        p = log_probabilities(teacher._replace(logits=logits)).exp()
         excess = p.amax(-1) - label_entry(p, y)
         share = (_annealed(self.weight, progress) - excess).clamp(0, 1)[:, None]
         return share * p + (1 - share) * one_hot(y, classes)

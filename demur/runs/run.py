@@ -212,9 +212,8 @@ class Run:
             return "missing"
         if expected is None:
             return "not verified"
-        read_checked(
-            path, expected, "restore it, or delete it: only seconds per epoch need it", MAX_METRICS
-        )
+        remedy = "restore it, or delete it: only seconds per epoch need it"
+        read_checked(path, expected, remedy, MAX_METRICS)
         return "verified"
 
     def check_weights(self) -> None:
@@ -283,9 +282,8 @@ class Run:
     def check_labels(self, record: Record) -> None:
         """Raise BadInput if a record holds a label that is no class of the run's data set."""
         if int(record.y.max()) >= self.recipe.data.domain.classes:  # no label is negative
-            path = record_path(
-                self.records_folder, record.label, record.metadata["split"], record.digest
-            )
+            split = record.metadata["split"]
+            path = record_path(self.records_folder, record.label, split, record.digest)
             raise BadInput(f"{path} is damaged: y holds a label that is no class; {REMEDY}")
 
 

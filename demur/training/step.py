@@ -62,9 +62,8 @@ class TrainingStep:
         recipe, train_state = self.recipe, self.train_state
         x, y = self.fit.batch(chosen)
         index = self.fit.index[chosen]
-        x = recipe.augment(
-            x.to(train_state.dtype), noise.derive_seed(recipe.seed, AUGMENT), index, step
-        )
+        seed = noise.derive_seed(recipe.seed, AUGMENT)
+        x = recipe.augment(x.to(train_state.dtype), seed, index, step)
         stream = noise.derive_seed(recipe.seed, CRAFT, step)
         with tf32(train_state.precision):
             with autocast(train_state.precision, x.device):
@@ -180,9 +179,8 @@ class FastSteps(PlainSteps):
         super().__init__(recipe, train_state, fit)
         device, self.compiler, self.on_message = fit.y.device, compiler, on_message
         self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
-        self.fast_step = TrainingStep(
-            recipe, train_state, fit, self.frozen_model, self._compiled_loss()
-        )
+        loss = self._compiled_loss()
+        self.fast_step = TrainingStep(recipe, train_state, fit, self.frozen_model, loss)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # next step of the epoch
         self.first_step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
         self.rates_on_device = torch.zeros(self.batches, device=device)
