@@ -53,9 +53,9 @@ from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.record_scores import values
 from demur.files.atomic import write_bytes
-from demur.files.output_paths import check_svg_file
 from demur.noise import Stream
 from demur.output import Output, as_output
+from demur.paper import check_svg_file
 from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors import Coupled
 from demur.rejectors.rule import Rejector

@@ -17,7 +17,7 @@ from typing import Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 P = ParamSpec("P")
@@ -72,10 +72,8 @@ def device_by_name(name: str) -> torch.device:
     """Return the torch device for auto, cpu, cuda or cuda:N; auto prefers a GPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    with bad_input(f"there is no device {name!r}; use --device auto, cpu or cuda", (RuntimeError,)):
         device = torch.device(name)
-    except RuntimeError:
-        raise BadInput(f"there is no device {name!r}; use --device auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise BadInput(
             f"demur does not support the device {name!r}; use --device auto, cpu or cuda"

@@ -91,9 +91,8 @@ def _output_of(answer: Any) -> Output:
         )
     none = answer.new_zeros(answer.shape[0], 0)
     if isinstance(second, Tensor) and second.ndim == 2 and second.shape[0] == answer.shape[0]:
-        return (
-            Output(answer, none, second) if second.shape[1] == 1 else Output(answer, second, none)
-        )
+        parts = (none, second) if second.shape[1] == 1 else (second, none)
+        return Output(answer, *parts)
     return Output(answer, none, none)
 
 

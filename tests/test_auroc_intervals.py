@@ -85,7 +85,7 @@ def test_shared_resamples_equal_the_plain_bootstrap(ties: bool) -> None:
     expected = bootstrap(
         lambda s, c: metrics.paper_stats(s, c).accuracy, one, correct, resamples=200
     )
-    accuracies = Resamples.of(300, 200).paper_accuracies(one, correct, 0.95)
+    accuracies = metrics.paper_accuracy(one, correct, 0.95)(Resamples.of(300, 200))
     assert metrics.percentiles(accuracies, 0.95) == expected
 
 
@@ -96,7 +96,7 @@ def test_the_accuracy_of_every_resample_equals_paper_stats(seed: int, n: int, tp
         correct = np.sort(correct)  # long stretches without a corner of the ROC curve
         one = np.sort(one)
     resamples = Resamples.of(n, 8, seed)
-    found = resamples.paper_accuracies(one, correct, tpr)
+    found = metrics.paper_accuracy(one, correct, tpr)(resamples)
     for counts, accuracy in zip(resamples.counts.T, found, strict=True):
         sample = np.repeat(np.arange(n), counts.astype(int))
         point = metrics.paper_stats(one[sample], correct[sample], tpr)
@@ -107,7 +107,7 @@ def test_the_accuracy_of_every_resample_equals_paper_stats(seed: int, n: int, tp
 def test_the_identity_resample_gives_the_sample_statistics(seed: int, n: int) -> None:
     one, _, correct = random_scores(seed, n, ties=seed % 2 == 0)
     identity = Resamples(np.ones((n, 1), dtype=np.float32))
-    found = identity.paper_accuracies(one, correct, 0.95)[0]
+    found = metrics.paper_accuracy(one, correct, 0.95)(identity)[0]
     assert found == metrics.paper_stats(one, correct).accuracy
     accepted = one >= np.median(one)
     assert identity.shares(correct, accepted)[0] == correct[accepted].mean()

@@ -39,7 +39,7 @@ def test_weights_move_along_the_gradient_by_gamma_times_their_norm(toy: Toy) -> 
     awp = AWP(toy, 0.25, 0.0)
     awp.begin(0.0)
     before = clone_all(toy.state_dict())
-    with awp.preserve_statistics():
+    with awp.statistics_backup.preserve():
         loss_of(toy).backward()
     assert max_difference(clone_all(toy.state_dict()), before) == 0, "statistics are restored"
     with awp.perturb():

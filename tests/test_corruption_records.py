@@ -15,7 +15,7 @@ from demur import metrics
 from demur.attacks import CW, Corruption
 from demur.attacks.corruption import CorruptionName, enlarge, shrink
 from demur.data import CIFAR10
-from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, corrupt, find_source
+from demur.data.corruptions import CORRUPTIONS, corrupt, find_source
 from demur.errors import BadInput
 from demur.evaluate import (
     LoadedRun,
@@ -30,7 +30,7 @@ from demur.output import Output
 from demur.paper.cells import Cell, measure_cells
 from demur.paper.pages import results_page
 from demur.paper.paper_runs import accuracy_by_severity, pool_severities, severities
-from demur.paper.published import PAPER_TABLES, PaperTable
+from demur.paper.published import PAPER_CORRUPTIONS, PAPER_TABLES, PaperTable
 from demur.paper.scales import SCALES, Scale
 from demur.paper.studies import counted_distances, distances_of
 from demur.recipes import RECIPES, Recipe, attack, attack_group

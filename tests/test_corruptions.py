@@ -13,7 +13,6 @@ from scipy import ndimage
 from demur.data import corruptions
 from demur.data.corruptions import (
     CORRUPTIONS,
-    PAPER_CORRUPTIONS,
     SEVERITIES,
     Bytes,
     centre_zoom,
@@ -26,6 +25,7 @@ from demur.data.corruptions import (
 )
 from demur.data.dataset import Digits
 from demur.errors import BadInput
+from demur.paper.published import PAPER_CORRUPTIONS
 
 RANDOM = [n for n in CORRUPTIONS if n.endswith("noise")] + [
     "glass_blur", "motion_blur", "snow", "frost", "fog", "elastic_transform",

@@ -86,7 +86,7 @@ def train_with_made_up_epochs(folder: Path) -> None:
             state = state.after(value, {"value": value})
             best = tensors if state.is_best else best
             write_metrics(run, state)
-            save_state(run, state, tensors, best)
+            save_state(run, state, tensors, best, None)
         last = {"w": torch.full((4,), float(state.epoch))}
         write_checkpoint(
             run, state, best, last, {"reason": "test", "recipe_digest": digest(RECIPE)}

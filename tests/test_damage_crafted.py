@@ -288,7 +288,7 @@ def test_a_file_without_tensors_is_named(content: bytes, tmp_path: Path) -> None
 def test_a_state_whose_epochs_disagree_is_refused(tmp_path: Path) -> None:
     with Run.claim(tmp_path / "run", RECIPE) as run:
         state, _, _ = load_state(run, WEIGHTS, WEIGHTS)
-        save_state(run, state.after(0.5, {}), WEIGHTS, WEIGHTS)
+        save_state(run, state.after(0.5, {}), WEIGHTS, WEIGHTS, None)
         now = run.path / "state" / "now.json"
         write_json(now, read_json(now, REMEDY) | {"epoch": 7})
         with pytest.raises(BadInput, match=r"now\.json is damaged: its epochs do not agree"):

@@ -17,10 +17,18 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, run_attack
 from demur.files.atomic import write_json
 from demur.leaderboard import entry as board
-from demur.leaderboard.entry import Entry, attack_set, bits, figures, make_entry, packed, problems
-from demur.leaderboard.site import write_site
+from demur.leaderboard.entry import (
+    Entry,
+    attack_set,
+    bits,
+    figures,
+    make_entry,
+    problems,
+    write_site,
+)
 from demur.rejectors import Con, Energy
 from demur.rejectors.rule import Rejector
+from demur.report.explorer import packed
 from demur.runs import Run
 from tests.conftest import Command
 
@@ -72,8 +80,9 @@ def drawn(worst: list[float], correct: list[bool], name: str = "net") -> Entry:
         "thresholds_from": "9 clean cal images",
         "thresholds": [0.15, 0.25, 0.35],
         "images": {
-            "index": packed(np.arange(n)), "correct": bits(np.array(correct)),
-            "clean": packed(np.arange(1, n + 1) / 10), "worst": packed(np.array(worst)),
+            "index": packed(np.arange(n), "<f4"), "correct": bits(np.array(correct)),
+            "clean": packed(np.arange(1, n + 1) / 10, "<f4"),
+            "worst": packed(np.array(worst), "<f4"),
         },
         "attacks": [
             {"name": board.WORST, "tpr": None, "spec": spec, "seconds": None, "hits": "0" * n}
@@ -163,7 +172,7 @@ def test_a_change_with_figures_and_digest_made_to_fit_is_found_by_the_attack(
 ) -> None:
     entry, path = json.loads(entries["con"].read_text()), tmp_path / "forged.json"
     del entry["metadata_digest"]
-    entry["images"]["worst"] = packed(np.full(6, -np.inf))
+    entry["images"]["worst"] = packed(np.full(6, -np.inf), "<f4")
     entry["thresholds"][0] -= 0.2
     entry["figures"] = figures(entry)
     write_json(path, entry)

@@ -148,7 +148,8 @@ def test_severities_of_an_image_are_resampled_together(folder: Path) -> None:
     # as if every severity were drawn by the same numbers
     plain = Resamples(np.tile(resamples.counts, (5, 1)))
     score, correct = values(RCon(), pooled), pooled.correct
-    one, other = (drawn.paper_accuracies(score, correct, 0.95) for drawn in (resamples, plain))
+    accuracies = metrics.paper_accuracy(score, correct, 0.95)
+    one, other = accuracies(resamples), accuracies(plain)
     assert np.array_equal(one, other)
     one, other = (drawn.shares(correct, score >= 0.5) for drawn in (resamples, plain))
     assert np.array_equal(one, other)

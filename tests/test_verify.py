@@ -270,7 +270,7 @@ def test_an_unfinished_training_and_a_pack_are_verified(
     run.path.mkdir()
     shutil.copy2(workspace["run"] / "recipe.txt", run.path)
     state = ResumeState(1, BestEpoch(1, None), ("{}",))
-    save_state(run, state, {"w": torch.zeros(2)}, {"w": torch.zeros(2)})
+    save_state(run, state, {"w": torch.zeros(2)}, {"w": torch.zeros(2)}, None)
     assert verify(run.path).unchecked["the training has not ended: there are no results yet"] == 1
     next((run.path / "state").glob("epoch-*")).write_bytes(b"")
     assert len(verify(run.path).findings) == 1

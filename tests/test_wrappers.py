@@ -286,7 +286,7 @@ def test_ema_and_awp_never_synchronise_with_the_host(few_digits: None) -> None:
     train_state = train_plain(rr(*BOTH))
     assert train_state.awp is not None and train_state.ema is not None
     with OperatorLog() as log:  # type: ignore[no-untyped-call]
-        with train_state.awp.preserve_statistics(), train_state.awp.perturb():
+        with train_state.awp.statistics_backup.preserve(), train_state.awp.perturb():
             pass
         train_state.ema.update()
     assert "aten._foreach_norm.Scalar" in log.operators

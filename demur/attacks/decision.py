@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import ClassVar
 
 import torch
@@ -321,11 +321,6 @@ class RayS(DecisionAttack):
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last position of blocks: none, halves, quarters ... pixels, again."""
     yield 0, 0
-    while True:
-        parts = 1
-        while parts < size or parts == 1:
-            parts = min(2 * parts, size)
-            edges = [size * part // parts for part in range(parts + 1)]
-            yield from pairwise(edges)
-            if parts == size:
-                break
+    for power in cycle(range(1, max(2, (size - 1).bit_length() + 1))):
+        parts = min(2**power, size)
+        yield from pairwise(size * part // parts for part in range(parts + 1))

@@ -172,9 +172,8 @@ class OrthogonalAPGD(APGD):
         inputs = self.objective.at_step(batch.objective_state, step, self.steps)
         margins, out = margins_at(batch, self.objective, x_adv, inputs)
         grad = orthogonal(margins.grads, margins.values.argmin(1)).view_as(x_adv)
-        success = verify_success(
-            self.criterion, batch.model, x_adv, batch.y, self.criterion(out, batch.y)
-        )
+        candidate = self.criterion(out, batch.y)
+        success = verify_success(self.criterion, batch.model, x_adv, batch.y, candidate)
         return Gradient(grad, margins.values.amin(1), out), success
 
 

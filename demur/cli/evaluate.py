@@ -76,9 +76,7 @@ def attack(
     from demur.recipes import rejectors_named
     from demur.rejectors.image_scores import image_rejectors
 
-    with load_run_by_rank(run, device, data, engine) as loaded:
-        if verify:
-            loaded.run.recipe.data.verify(loaded.data_folder)
+    with load_run_by_rank(run, device, data, engine, verify) as loaded:
         named = rejectors_named(rejector or (), loaded.run.recipe)
         own = tuple(image_rejectors(*map(loaded.fitted, named.values())))
         options = RecordOptions(split, n, batch_size, keep_images, keep_features, own)
@@ -86,7 +84,9 @@ def attack(
 
 
 @contextmanager
-def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> Iterator["LoadedRun"]:
+def load_run_by_rank(
+    run: str, device: str, data: str | None, engine: str, verify: bool = False
+) -> Iterator["LoadedRun"]:
     """Open a run in each process that torchrun started; only rank 0 prints."""
     from demur.cli.progress import silence_other_ranks
     from demur.distributed import init_distributed
@@ -94,7 +94,7 @@ def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> It
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        yield load_run(run, str(rank_device), data, engine)
+        yield load_run(run, str(rank_device), data, engine, verify)
 
 
 def load_run(
@@ -313,12 +313,8 @@ def _with_confidence(
     from demur.evaluate import BASELINE
     from demur.evaluate.record_scores import can_score
 
-    found = [
-        record
-        for record in records
-        if BASELINE in evaluation.scores
-        and can_score(evaluation.score_for(BASELINE, record), record)
-    ]
+    known = BASELINE in evaluation.scores
+    found = [r for r in records if known and can_score(evaluation.score_for(BASELINE, r), r)]
     left_out = f"{len(records) - len(found)} of {len(records)} records"
     advice = "archived without confidence; demur paper table 3 --from DIR reads them"
     if not found:

@@ -85,23 +85,15 @@ def export(
         str | None,
         option("The folder.", "-o", "--out", callback=output_folder("guard"), shown="guards/RUN"),
     ] = None,
-    rejector: Rejector = None,
-    tpr: Tpr = None,
-    coverage: Coverage = None,
-    risk: Risk = None,
-    confidence: Confidence = 0.95,
-    under: Under = "clean",
-    resize: Resize = None,
+    rejector: Rejector = None, tpr: Tpr = None, coverage: Coverage = None, risk: Risk = None,
+    confidence: Confidence = 0.95, under: Under = "clean", resize: Resize = None,
     accept_chance: AcceptChance = False,
     onnx: Annotated[bool, option("Write model.onnx too.", "--onnx")] = False,
     name: Annotated[str | None, option("Name of the guard.", shown="that of the run")] = None,
     overwrite: Annotated[bool, option("Replace the guard in the folder.", "--replace")] = False,
     form: Annotated[str, option("guard, or triton: a model repository.", "--format")] = "guard",
-    sign: SignKey = None,
-    device: Device = "auto",
-    data: DataFolder = None,
-    verify: Verify = False,
-) -> None:
+    sign: SignKey = None, device: Device = "auto", data: DataFolder = None, verify: Verify = False,
+) -> None:  # fmt: skip
     """Write a run as a guard: weights, thresholds and a model card; --archive copies its records.
 
     Later: demur guard info | diff | recalibrate.
@@ -227,14 +219,9 @@ def recalibrate(
     bundle: Bundle,
     data: Annotated[str, option("A folder with new, clean images, one folder per class in it.")],
     out: Annotated[str, option("The new folder.", "-o", "--out", callback=output_folder())],
-    risk: Risk = None,
-    tpr: Tpr = None,
-    coverage: Coverage = None,
-    confidence: Confidence = 0.95,
-    sign: SignKey = None,
-    accept_chance: AcceptChance = False,
-    device: Device = "auto",
-) -> None:
+    risk: Risk = None, tpr: Tpr = None, coverage: Coverage = None, confidence: Confidence = 0.95,
+    sign: SignKey = None, accept_chance: AcceptChance = False, device: Device = "auto",
+) -> None:  # fmt: skip
     """Choose the thresholds of a guard anew on new images and write its next version.
 
     Example: demur guard recalibrate guard --data new-photos --risk 0.05 -o guard-2
@@ -282,12 +269,8 @@ AccessLog = Annotated[bool, option("Log requests without images, too.", "--acces
 
 @app.command()
 def serve(
-    bundle: Bundle,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    token: Token = None,
-    allow_host: AllowHost = None,
-    attack: Attack = True,
+    bundle: Bundle, host: Host = "127.0.0.1", port: Port = 8000, token: Token = None,
+    allow_host: AllowHost = None, attack: Attack = True,
     max_body: Annotated[float, number("Megabytes of a request.")] = 8.0,
     max_pixels: Annotated[float, number("Megapixels of one image.")] = 16.0,
     max_images: Annotated[int, option("Images of one request.")] = 64,
@@ -295,11 +278,9 @@ def serve(
     timeout: Annotated[float, number("Seconds until a request is given up.")] = 10.0,
     require_signature: PublicKey = None,
     workers: Annotated[int, option("Processes that share the port.", min=1)] = 1,
-    log_level: LogLevel = "info",
-    log_format: Annotated[str, option("text or json.")] = "text",
-    access_log: AccessLog = False,
-    device: Device = "auto",
-) -> None:
+    log_level: LogLevel = "info", log_format: Annotated[str, option("text or json.")] = "text",
+    access_log: AccessLog = False, device: Device = "auto",
+) -> None:  # fmt: skip
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
 
     Example: demur serve guard --port 8000

@@ -233,9 +233,8 @@ def _autocontrast(x: Tensor) -> Tensor:
 def _equalised(x: Tensor) -> Tensor:
     """Equalise the histogram of 256 levels of each channel, as Pillow does."""
     level = (x * LEVELS).round().long().flatten(2)  # N, C, H * W
-    counts = level.new_zeros(*level.shape[:2], LEVELS + 1).scatter_add(
-        2, level, torch.ones_like(level)
-    )
+    ones = torch.ones_like(level)
+    counts = level.new_zeros(*level.shape[:2], LEVELS + 1).scatter_add(2, level, ones)
     above = counts.flip(2).cumsum(2).flip(2) - counts  # pixels of higher levels
     last = torch.where((counts > 0) & (above == 0), counts, 0).sum(2, keepdim=True)
     step = (level.shape[2] - last) // LEVELS  # N, C, 1

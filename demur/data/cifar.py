@@ -36,9 +36,6 @@ ProgressCallback = Callable[[int, int], None]  # arguments: done, total
 MAX_BYTES = 256 * MEGABYTE  # of a file
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # both sets, as the reference code
 SHUFFLE_SEED = 0
-CIFAR10_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -139,11 +136,10 @@ def locate(published: Published, given: Path | None) -> DataFiles:
     A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then the
     cache. The files may be in the folder itself or in the sub-folder of the published archive.
     """
-    if found := find(published, search_folders(given)):
+    folders = search_folders(given)
+    if found := find(published, folders):
         return found
-    searched = (
-        " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
-    )
+    searched = " or ".join(map(str, folders)) or "a cache folder: there is no home folder"
     option = f" --data {shlex.quote(str(given))}" if given else ""
     raise BadInput(
         f"{published.title} is not in {searched}; run 'demur data get {published.name}{option}' "
@@ -245,10 +241,8 @@ class Cifar(Dataset):
         return SPLITS if self.split == "held-out" else ("fit", "test")
 
     def load(self, folder: Path | None = None) -> Splits:
-        found = locate(self.published, folder)
-        *batches, test = (
-            read_part(found.layout, found.folder, part) for part in found.layout.parts
-        )
+        layout, place = locate(self.published, folder)
+        *batches, test = (read_part(layout, place, part) for part in layout.parts)
         train = CifarBatch(*map(np.concatenate, zip(*batches, strict=True)))
         count = len(train.y)
         test_images = _images(test, torch.arange(len(test.y)), first_index=count)
@@ -285,7 +279,9 @@ class CIFAR10(Cifar):
     """
 
     published = CIFAR10_FILES
-    class_names = CIFAR10_CLASSES
+    class_names = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    )  # fmt: skip
     domain = Domain(classes=10, shape=(3, 32, 32), mean=MEAN, std=STD)
 
 

@@ -156,13 +156,7 @@ def _frost_texture(number: int) -> Bytes:
     return np.asarray(dark + ice[:, :, None] * (bright - dark)).astype(np.uint8)
 
 
-def corrupt(
-    images: Bytes,
-    name: str,
-    severity: int,
-    index: ArrayLike,
-    seed: int = 0,
-) -> Bytes:
+def corrupt(images: Bytes, name: str, severity: int, index: ArrayLike, seed: int = 0) -> Bytes:
     """Return corrupted copies of images.
 
     Each image has its own random numbers, from `seed`, the corruption, the severity and its index:
@@ -376,10 +370,6 @@ _CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, An
     "jpeg_compression": (_jpeg_compression, (80, 65, 58, 50, 40)),
 }  # fmt: skip
 CORRUPTIONS = tuple(_CORRUPTIONS)
-_NOT_IN_PAPER = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "pixelate")
-PAPER_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in _NOT_IN_PAPER)  # table 3
-
-
 FOLDER = "CIFAR-10-C"
 RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedural texture"
 GET_AGAIN = f"delete it and unpack {FOLDER}.tar again"

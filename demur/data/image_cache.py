@@ -105,7 +105,8 @@ def read_images(
     sources = _source_digest(source) if source is not None and verify else None
     # channels may have been found by an earlier call with None, whose cache then serves
     for found in dict.fromkeys((None, channels)):
-        folder = _folder(place, size, found, keep)
+        key = hashlib.sha256(repr((VERSION, place, size, found, keep)).encode()).hexdigest()[:20]
+        folder = cache_folder() / "images" / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):  # released even if the process dies
             cached = _stored(folder, stamp, sources)
@@ -116,11 +117,6 @@ def read_images(
             break
     assert cached is not None
     return cached
-
-
-def _folder(place: str, size: int, channels: int | None, keep: bool) -> Path:
-    key = hashlib.sha256(repr((VERSION, place, size, channels, keep)).encode()).hexdigest()[:20]
-    return cache_folder() / "images" / key
 
 
 def _stored(folder: Path, stamp: str, sources: str | None) -> CachedImages | None:
@@ -240,7 +236,6 @@ def _decode(
 
 
 def _source_digest(source: Source) -> str:
-
     def content_digest(i: int) -> str:
         try:
             return hashlib.sha256(source.content(i)).hexdigest()

@@ -85,8 +85,7 @@ def pixels_of_sample(image: Any) -> Pixels:
     array = np.asarray(image)
     if array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255:
         array = array.astype(np.uint8)  # a table may hold larger integers
-    pixels: Pixels = as_bytes(array[None], "it")[0]
-    return pixels
+    return np.asarray(as_bytes(array[None], "it")[0])
 
 
 def label_of_sample(label: Any) -> int | str:
@@ -246,10 +245,9 @@ class CsvSource(FileSource):
     def __init__(self, file: Path) -> None:
         self.entries, self.paths = [], []
         content = read_regular_file(file, MAX_CSV, "name a CSV file")
-        try:
+        wrong = f"{file} is not a CSV in UTF-8; save it again as one"
+        with bad_input(wrong, (UnicodeDecodeError, csv.Error)):
             rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig")), strict=True))
-        except (UnicodeDecodeError, csv.Error):
-            raise BadInput(f"{file} is not a CSV in UTF-8; save it again as one") from None
         if not rows or not {"path", "label"} <= set(rows[0]):
             raise BadInput(f"{file} needs the columns path and label in its first line, and rows")
         for number, row in enumerate(rows, start=2):

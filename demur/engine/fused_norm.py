@@ -57,9 +57,8 @@ class FusedBatchNorm:
         self, source: nn.BatchNorm2d, momentum_norm: nn.BatchNorm2d, sums: Tensor, train: bool,
         learn: bool,
     ) -> None:  # fmt: skip
-        self.source, self.momentum_norm, self.train, self.learn = (
-            source, momentum_norm, train, learn,
-        )  # fmt: skip
+        self.source, self.momentum_norm = source, momentum_norm
+        self.train, self.learn = train, learn
         self.saved = SavedStats(sums.new_zeros(4, source.num_features), sums)
 
     def __call__(self, a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:

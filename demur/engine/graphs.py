@@ -156,11 +156,9 @@ class QueryGraphs:
     """
 
     def __init__(
-        self,
-        on_message: Callable[[str], None],
-        tune_later: bool = True,
+        self, on_message: Callable[[str], None], tune_later: bool = True,
         eager_without_memory: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.on_message, self.tune_later = on_message, tune_later
         self.eager_without_memory = eager_without_memory
         self.buckets: BatchBuckets | None = None
@@ -185,13 +183,9 @@ class QueryGraphs:
         )  # fmt: skip
 
     def _replay(
-        self,
-        compute: QueryFunction,
-        objective: ObjectiveFunction,
-        query: Query,
-        bucket: Bucket,
+        self, compute: QueryFunction, objective: ObjectiveFunction, query: Query, bucket: Bucket,
         *tensors: Tensor,
-    ) -> Gradient:
+    ) -> Gradient:  # fmt: skip
         """Replay the graph of a query, captured on first use; run it eagerly if that fails."""
         memory_is_short = False
         try:

@@ -157,12 +157,11 @@ def _records(loaded: LoadedRun) -> list[Record]:
     for record in found:
         attack, split = str(record.metadata["attack"]), str(record.metadata["split"])
         key = (split, attack if attack == clean else record.digest, len(record.y))
-        fullest[key] = max(fullest.get(key, record), record, key=_fullness)
+        fullest[key] = max(
+            (fullest.get(key, record), record),
+            key=lambda one: (one.metadata["features"], not one.scores_only, len(one.stored_scores)),
+        )
     return list(fullest.values())
-
-
-def _fullness(record: Record) -> tuple[bool, bool, int]:
-    return bool(record.metadata["features"]), not record.scores_only, len(record.stored_scores)
 
 
 def _fit(

@@ -67,12 +67,10 @@ class ThresholdResolver:
             self.fitted[text] = fit.digest
             score = value.fit(fit.output, fit.y)
             return score.to(self.device) if isinstance(score, FittedScore) else score
-        if isinstance(value, RuleCriterion | WorstScore) and isinstance(
-            value.threshold, OperatingPoint
-        ):
-            threshold = self.choose_threshold(as_score(value.rejector), value.threshold)
-            self.thresholds[text] = threshold
-            return replace(value, threshold=threshold)
+        at = value.threshold if isinstance(value, RuleCriterion | WorstScore) else None
+        if isinstance(at, OperatingPoint):
+            self.thresholds[text] = self.choose_threshold(as_score(value.rejector), at)
+            return replace(value, threshold=self.thresholds[text])
         return value
 
 

@@ -39,16 +39,14 @@ def values(score: Score, record: Record) -> FloatArray:
     device = next((next(part.buffers()).device for part in fitted), record.y.device)
     with torch.no_grad():
         out = add_columns(record.output, columns).to(device)
-        found: FloatArray = score(out).double().cpu().numpy()
-    return found
+        return np.asarray(score(out).double().cpu().numpy())
 
 
 def tcon_of(record: Record) -> FloatArray:
     """T-Con of every image: the probability of its true label; N."""
     if record.scores_only:
         return _stored(record, TRUE)
-    found: FloatArray = tcon(record.output, record.y).double().numpy()
-    return found
+    return np.asarray(tcon(record.output, record.y).double().numpy())
 
 
 def has_tcon(record: Record) -> bool:
@@ -58,8 +56,7 @@ def has_tcon(record: Record) -> bool:
 
 def accepted(rule: Rule, record: Record) -> BoolArray:
     """Which images of a record the rule accepts; N."""
-    accept: BoolArray = np.all([values(score, record) >= t for score, t in rule.pairs], axis=0)
-    return accept
+    return np.asarray(np.all([values(score, record) >= t for score, t in rule.pairs], axis=0))
 
 
 def can_score(score: Score, record: Record) -> bool:
@@ -80,8 +77,7 @@ def _stored(record: Record, text: str) -> FloatArray:
             f"the record of {record.label} does not contain the score {text}, only "
             f"{', '.join(record.stored_scores)}; attack the run again where the weights are"
         )
-    found: FloatArray = record.stored_scores[text].double().numpy()
-    return found
+    return np.asarray(record.stored_scores[text].double().numpy())
 
 
 def _text(score: Score) -> str:

@@ -255,9 +255,8 @@ class RejectorEvaluation:
         point = metrics.paper_stats(score, base.correct, self.level)
         # the threshold depends on the sample, so each resample chooses its own
         drawn = base.drawn[name, "paper"]
-        gap = metrics.resampled_difference(
-            point.accuracy - base.paper.accuracy, drawn - base.drawn[BASELINE, "paper"]
-        )
+        change = drawn - base.drawn[BASELINE, "paper"]
+        gap = metrics.resampled_difference(point.accuracy - base.paper.accuracy, change)
         return Row(
             record.label, name, "paper", point, metrics.percentiles(drawn, 0.95), gap,
             point.coverage_interval, point.accepted_wrong_interval, None, ranking,

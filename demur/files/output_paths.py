@@ -74,7 +74,7 @@ def check_output_file(
     if not is_own:
         _check_place(target.parent, name)
     _check_replaceable(target, name, kind)
-    _check_folder(target.parent, name)
+    check_writable(target.parent, name)
     return name
 
 
@@ -88,13 +88,6 @@ def is_standard_output(path: Path) -> bool:
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(STANDARD_OUTPUT))
     return False
-
-
-def check_svg_file(name: str | None) -> str | None:
-    """Return the path of an SVG file that can be written; raise BadInput if not."""
-    if Path(name or "").suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
-        raise BadInput(f"the figure is an SVG file; name it {Path(str(name)).stem}.svg")
-    return check_output_file(name, "svg")
 
 
 def check_output_folder(name: str | None, kind: FolderKind | None = None) -> str | None:
@@ -113,14 +106,7 @@ def check_output_folder(name: str | None, kind: FolderKind | None = None) -> str
         raise BadInput(f"{name} is in the way: it is a {found}; name a new folder")
     _check_place(target.parent, name)
     if not target.exists():
-        _check_folder(target.parent, name)
-    return name
-
-
-def check_archive_folder(name: str | None) -> str | None:
-    """Return the path if folders can be made in it; it need not exist. Raise BadInput if not."""
-    if check_output_folder(name) is not None:
-        _check_folder(Path(os.path.realpath(str(name))), str(name))
+        check_writable(target.parent, name)
     return name
 
 
@@ -176,7 +162,7 @@ def _holds_images(folder: Path) -> bool:
     return 0 < len(names) <= 2 * sum(name.endswith(SUFFIXES) for name in names)
 
 
-def _check_folder(folder: Path, name: str) -> None:
+def check_writable(folder: Path, name: str) -> None:
     """Raise BadInput unless files can be made in a folder, which need not exist yet."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():

@@ -331,9 +331,8 @@ def _made(factory: str | None) -> nn.Module:
             "Guard.load(folder, model=...)"
         )
     _check_factory(factory)
-    found = import_object(
-        factory, nn.Module, ", or give the model as Guard.load(folder, model=...)"
-    )
+    instead = ", or give the model as Guard.load(folder, model=...)"
+    found = import_object(factory, nn.Module, instead)
     try:
         module = found() if callable(found) else None
     except Exception as error:  # a user's function may raise anything

@@ -170,9 +170,8 @@ class Guard(BaseGuard):
         scores, domain = on_device(calibrated.scores, loaded.device), recipe.data.domain
         return Guard(
             loaded.net, scores, domain.shape,
-            _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
-            shown_temperature(spec),
-            bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
+            _names(class_names or recipe.data.class_names, domain.classes), shown_temperature(spec),
+            recipe.data.resizes if resize is None else resize,
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores, spec),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
+from demur.attacks.wrappers import WrappedModel
 from demur.errors import shorten
 from demur.files.atomic import tensor_digest
 from demur.files.image_files import MAX_PIXELS
@@ -270,15 +271,12 @@ class BaseGuard:
         return LogitsOnly(self.as_model())
 
 
-class GuardedModel(nn.Module):
+class GuardedModel(WrappedModel):
     """A guard's model with its normalisation: images in [0, 1] to an Output."""
 
     def __init__(self, guard: BaseGuard) -> None:
-        super().__init__()
+        super().__init__(guard.model)
         self.guard = guard
-        if isinstance(guard.model, nn.Module):
-            self.model = guard.model
-            self.training = guard.model.training
 
     def forward(self, x: Tensor) -> Output:
         return self.guard.output(x)

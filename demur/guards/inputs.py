@@ -99,8 +99,7 @@ def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:
     """The array with a type and a layout that torch takes."""
-    wide = array.dtype.itemsize > 4
-    floats = np.float64 if wide else np.float32
+    floats = np.float64 if array.dtype.itemsize > 4 else np.float32
     dtype = floats if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
     return np.require(array, dtype, ["C", "W"])
 
@@ -110,9 +109,7 @@ def _has_channels_last(found: torch.Size, shape: Shape, is_array: bool) -> bool:
     last, first = tuple(found) == (height, width, channels), tuple(found) == shape
     if last != first:  # exactly one order has the net's shape
         return last
-    if is_array:
-        return found[2] == channels
-    return found[0] != channels and found[2] == channels
+    return found[2] == channels and (is_array or found[0] != channels)
 
 
 def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:

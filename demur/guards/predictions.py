@@ -60,14 +60,10 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 
 def write_predictions(
-    guard: Guard,
-    paths: Sequence[Path],
-    out: Path | None,
-    on_progress: Callable[[int, int], None] = ignore,
-    rejected: Path | None = None,
-    as_json: bool = False,
-    on_error: Callable[[str], None] = ignore,
-) -> Counter[str]:
+    guard: Guard, paths: Sequence[Path], out: Path | None,
+    on_progress: Callable[[int, int], None] = ignore, rejected: Path | None = None,
+    as_json: bool = False, on_error: Callable[[str], None] = ignore,
+) -> Counter[str]:  # fmt: skip
     """Write a row per file, with a column per score; count accepted, rejected, unreadable files.
 
     The suffix of a path is the format of its table, unless all are JSON; None is standard output,

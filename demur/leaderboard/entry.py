@@ -1,12 +1,15 @@
-"""An entry of the leaderboard: made by attacking a run, read, checked, attacked again.
+"""An entry of the leaderboard: made by attacking a run, read, checked, attacked again; the site.
 
 An entry holds for each image the clean score, the highest score of a wrong prediction, and where
 each attack succeeded. All its figures are functions of these; entry.schema.json describes it.
 """
 
 import base64
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,11 +25,15 @@ from demur.errors import BadInput, first_line
 from demur.evaluate import LoadedRun, RecordOptions, values
 from demur.evaluate.accepted_errors import worst_case_of
 from demur.evaluate.binding import ThresholdResolver
-from demur.files.atomic import read_json
-from demur.metrics import WorstCase
+from demur.files.atomic import read_json, replace_folder, write_text
+from demur.files.output_paths import check_output_folder
+from demur.metrics import WorstCase, wilson
 from demur.recipes import VOCABULARY
 from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, as_score
+from demur.report.explorer import packed
+from demur.report.page import check_installed
+from demur.report.terminal import percent
 from demur.runs import Record, Run
 from demur.spec import digest, read, show, specs_in
 from demur.verification.results import WRONG, differs
@@ -39,6 +46,7 @@ REMEDY = "restore it, or make it again with demur leaderboard add"
 WORST, ERRORS, FORCED = "worst-score", "reject-autoattack", "force-rejection"
 SEED = 1  # of the checks: RejectAutoAttack has members like them, with seed 0
 CHANGED = {True: 20, False: 4}  # one image in so many may differ, on the same device or another
+MARK = '<meta name="generator" content="demur leaderboard">'  # of a page of the site
 CLOSE = 0.01  # relative and absolute, of a score or threshold that is found again
 
 Entry = dict[str, Any]
@@ -74,11 +82,6 @@ def problems(entry: Entry) -> list[str]:
     except (BadInput, *WRONG) as error:
         return [f"a value is missing or of another kind: {first_line(error)}"]
     return found
-
-
-def packed(values: Values) -> str:
-    """Numbers as base64 of little-endian 32-bit floats."""
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
 def bits(values: Values) -> str:
@@ -193,9 +196,10 @@ def make_entry(
         "thresholds_from": f"{len(loaded.clean(split).y)} clean {split} images",
         "thresholds": [float(np.float32(at[tpr])) for tpr in LEVELS],
         "images": {
-            "index": packed(first.arrays["index"].numpy()), "correct": bits(clean.correct[:count]),
-            "clean": packed(values(score, clean)[:count]),
-            "worst": packed(worst_case_of(score, first, clean).worst),
+            "index": packed(first.arrays["index"].numpy(), "<f4"),
+            "correct": bits(clean.correct[:count]),
+            "clean": packed(values(score, clean)[:count], "<f4"),
+            "worst": packed(worst_case_of(score, first, clean).worst, "<f4"),
         },
         "attacks": [
             _attack(*pair, values(score, pair[1]) >= at[pair[0][1] or LEVELS[0]])
@@ -259,3 +263,55 @@ def attacked_again(
         other = ~np.isclose(stored[what][:n], found, rtol=close, atol=close)
         if other.sum() > most:
             yield f"{what}: {other.sum()} of {n} images differ when they are attacked again"
+
+
+def slug(net: str, rejector: str, ball: Ball) -> str:
+    """The name of the file of an entry."""
+    text = f"{net}-{rejector}-{type(ball).__name__}-{ball.eps:.3g}"
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:100]
+
+
+def write_site(source: Path, out: Path) -> tuple[int, list[str]]:
+    """Write the site; return the number of entries and why files are left out, a sentence each.
+    Raises BadInput for a folder that is there and is no such site.
+    """
+    check_installed()
+    index = Path(check_output_folder(str(out)) or "", "index.html")
+    is_site = index.is_file() and MARK in index.read_text(encoding="utf-8", errors="replace")
+    if out.is_dir() and any(out.iterdir()) and not is_site:
+        raise BadInput(f"{out} is in the way: it is no leaderboard; name a new folder")
+    from jinja2 import TemplateError
+
+    pages, entries, faults = dict[str, str](), dict[str, Entry](), list[str]()
+    for path in sorted(source.glob("[!.]*.json")):
+        try:
+            entry, name = read_entry(path), path.stem
+            if wrong := problems(entry):
+                raise BadInput("; ".join(wrong))
+            pages[name], entries[name] = _rendered("entry", {name: entry}), entry
+        except (BadInput, TemplateError) as error:  # TemplateError: a part that no figure needs
+            faults.append(f"{path.name}: {error}")
+    if not entries:
+        raise BadInput("; ".join([*faults, f"{source} holds no entry to show; name their folder"]))
+    with replace_folder(out) as (half, _):
+        write_text(half / "index.html", _rendered("index", entries))
+        for name, page in pages.items():
+            write_text(half / f"{name}.html", page)
+            shutil.copyfile(source / f"{name}.json", half / f"{name}.json")
+    return len(entries), faults
+
+
+def _rendered(page: str, entries: dict[str, Entry]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("demur.leaderboard", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    parts = ("report/page.css", "leaderboard/board.css", "leaderboard/board.js")
+    base, own, script = (Markup(files("demur").joinpath(part).read_text("utf-8")) for part in parts)
+    return environment.get_template(f"{page}.html.j2").render(
+        entries=entries, percent=percent, quote=shlex.quote, wilson=wilson,
+        mark=Markup(MARK), css=base + own, script=script,
+    )  # fmt: skip

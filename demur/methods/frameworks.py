@@ -168,9 +168,9 @@ class Framework(Spec, ABC):
     ) -> BatchOutputs:
         """Outputs that the losses use; `clean` asks for those of the clean images."""
 
-    @abstractmethod
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """Return the classification loss of each image, N."""
+        """Return the loss of each image, N; by default the cross-entropy of the attacked ones."""
+        return outputs.attacked.cross_entropy()
 
     def without_stats_updates(self) -> "Framework":
         """Return a copy whose attack leaves the running statistics of batch norm alone."""
@@ -210,9 +210,6 @@ class Standard(Framework):
         labelled = LabelledOutput(x, y, net(x))
         return BatchOutputs(labelled, labelled)
 
-    def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        return outputs.attacked.cross_entropy()
-
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Standard":
         return self
 
@@ -250,9 +247,6 @@ class PGDAT(Framework):
     ) -> BatchOutputs:
         attacked = LabelledOutput(x_adv, y, net(x_adv))
         return BatchOutputs(attacked, LabelledOutput(x, y, net(x)) if clean else None)
-
-    def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        return outputs.attacked.cross_entropy()
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "PGDAT":
         if not hasattr(self.attack, "objective"):

@@ -29,7 +29,7 @@ class Head(Spec, ABC):
 
     Example:
         >>> from dataclasses import dataclass
-            >>> from demur import Con, Head, Method, Standard
+        >>> from demur import Con, Head, Method, Standard
         >>> from demur.methods.heads import NoAux
         >>> @dataclass(frozen=True)
         ... class Nothing(Head):

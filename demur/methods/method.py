@@ -93,9 +93,8 @@ class ADR(Labels):
     ) -> Tensor:
         if teacher is None:
             raise BadInput("ADR needs the output of the averaged net; set ema, such as ema=0.995")
-        p = log_probabilities(
-            teacher._replace(logits=teacher.logits / _annealed(self.temperature, progress))
-        ).exp()
+        logits = teacher.logits / _annealed(self.temperature, progress)
+        p = log_probabilities(teacher._replace(logits=logits)).exp()
         excess = p.amax(-1) - label_entry(p, y)
         share = (_annealed(self.weight, progress) - excess).clamp(0, 1)[:, None]
         return share * p + (1 - share) * one_hot(y, classes)
@@ -174,14 +173,9 @@ class Method(Spec):
         return (noise.uniform(HEAD_ONLY_SEED, index, 0, (1,))[:, 0] < self.head_only).float()
 
     def batch_loss(
-        self,
-        net: nn.Module,
-        x: Tensor,
-        x_adv: Tensor,
-        y: Tensor,
-        head_only_mask: Tensor | None = None,
-        target: Tensor | None = None,
-    ) -> Tensor:
+        self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor,
+        head_only_mask: Tensor | None = None, target: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Mean training loss of a batch whose adversarial examples `x_adv` are given."""
         return self.reduce_loss(self.outputs(net, x, x_adv, y, target), head_only_mask)
 

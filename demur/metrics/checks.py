@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -42,10 +42,8 @@ def same_length(**arrays: NDArray[Any]) -> int:
 
 def floats(values: ArrayLike, name: str) -> FloatArray:
     """Values as doubles, N; raises BadInput for other shapes and NaN."""
-    try:
+    with bad_input(f"{name} cannot be read; give one number per image", (TypeError, ValueError)):
         array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name} cannot be read; give one number per image") from error
     check_shape(array, name)
     if np.isnan(array).any():
         raise BadInput(f"{name} has a NaN; use -inf for an image that must be rejected")

@@ -112,10 +112,6 @@ class Resamples:
             column[:] = np.bincount(generator.integers(n, size=n), minlength=n)
         return Resamples(counts)
 
-    def paper_accuracies(self, score: ArrayLike, correct: ArrayLike, tpr: float) -> FloatArray:
-        """`paper_stats(...).accuracy` of each resample, with the threshold chosen on it."""
-        return paper_accuracy(score, correct, tpr)(self)
-
     def _accuracies(self, levels: "_Levels", tpr: float) -> FloatArray:
         everything = np.arange(self.counts.shape[1])
         accuracies, certain = self._search(levels, levels.near(tpr), tpr, everything)
@@ -130,14 +126,12 @@ class Resamples:
         """Share of the images in `whole` that are also in `part`, per resample; 0 for none."""
         in_part, in_whole = flags(part, "part"), flags(whole, "whole")
         n_part, n_whole = self._sums(in_part & in_whole, in_whole, counts=self.counts)
-        shares: FloatArray = n_part / np.maximum(n_whole, 1)
-        return shares
+        return np.asarray(n_part / np.maximum(n_whole, 1))
 
     def _sums(self, *members: BoolArray, counts: CountArray) -> FloatArray:
         """Number of members in each resample of `counts`; len(members), resamples."""
         weights = np.stack(members).reshape(len(members), self.copies, -1).sum(1, np.float32)
-        sums: FloatArray = (weights @ counts).astype(np.float64)
-        return sums
+        return np.asarray((weights @ counts).astype(np.float64))
 
     def _search(
         self, levels: "_Levels", near: slice, tpr: float, columns: NDArray[np.intp]
@@ -176,7 +170,10 @@ Statistic = Callable[[Resamples], FloatArray]  # one value per resample
 
 
 def paper_accuracy(score: ArrayLike, correct: ArrayLike, tpr: float) -> Statistic:
-    """`Resamples.paper_accuracies` of one score, which is sorted once for all blocks."""
+    """`paper_stats(...).accuracy` of each resample, with the threshold chosen on it.
+
+    The score is sorted once for all blocks.
+    """
     levels = _Levels.of(*scored_pair(score, correct))
     return lambda drawn: drawn._accuracies(levels, tpr)
 

@@ -200,8 +200,7 @@ def _expected_errors(score: FloatArray, correct: BoolArray) -> FloatArray:
     _, n_correct, n_wrong = score_levels(score, correct)
     # ties in random order spread their errors evenly: the expectation is linear inside a tie
     knots = np.append(0, n_correct + n_wrong)
-    errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, n_wrong))
-    return errors
+    return np.asarray(np.interp(np.arange(1, len(score) + 1), knots, np.append(0, n_wrong)))
 
 
 def auroc_interval(score: ArrayLike, correct: ArrayLike, level: float = 0.95) -> Interval:
@@ -370,8 +369,7 @@ class WorstCase:
         An image without an accepted error stays as it is: it counts as accepted if its clean image
         is accepted, and that one is then correct.
         """
-        highest: FloatArray = np.maximum(self.clean, self.worst)
-        return highest
+        return np.asarray(np.maximum(self.clean, self.worst))
 
     @property
     def aurc(self) -> float:
@@ -391,15 +389,13 @@ class WorstCase:
     def _influence(self) -> FloatArray:
         """What each image adds to the AUGRC, by its worst score and as a threshold, N."""
         as_image = self._mean_up_to(self.worst, np.ones_like(self.clean))
-        values: FloatArray = as_image + _shares_at_least(self.worst, self.clean)
-        return values
+        return np.asarray(as_image + _shares_at_least(self.worst, self.clean))
 
     def _mean_up_to(self, values: FloatArray, weights: FloatArray) -> FloatArray:
         """Mean over the clean scores of the weights of those that each value reaches, N."""
         order = np.argsort(self.clean)
         sums = np.append(0.0, np.cumsum(weights[order])) / len(order)
-        found: FloatArray = sums[np.searchsorted(self.clean[order], values, "right")]
-        return found
+        return np.asarray(sums[np.searchsorted(self.clean[order], values, "right")])
 
     def augrc_interval(self) -> Interval:
         return _around(self.augrc, self._influence)
@@ -420,8 +416,7 @@ class WorstCase:
 
 def _shares_at_least(values: FloatArray, thresholds: FloatArray) -> FloatArray:
     """Share of the values that reach each threshold."""
-    shares: FloatArray = 1 - np.searchsorted(np.sort(values), thresholds) / len(values)
-    return shares
+    return np.asarray(1 - np.searchsorted(np.sort(values), thresholds) / len(values))
 
 
 def _around(value: float, influence: FloatArray) -> Interval:

@@ -132,8 +132,7 @@ def build_path(scores: FloatArray, correct: BoolArray) -> FloatArray:
         indices = _interpolate(_best_staircase(knots, scores, correct))
         path = np.stack([t[index] for t, index in zip(grid, indices.T, strict=True)], axis=1)
     repeated = (path[1:] == path[:-1]).all(axis=1)
-    distinct: FloatArray = path[np.append(True, ~repeated)]
-    return distinct
+    return np.asarray(path[np.append(True, ~repeated)])
 
 
 def _candidate_thresholds(score: FloatArray, steps: int) -> FloatArray:

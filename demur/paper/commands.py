@@ -15,7 +15,8 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, split_names
 from demur.cli.listing import RUNS
 from demur.errors import BadInput, suggestion
-from demur.files.output_paths import check_archive_folder, check_output_file, output_file
+from demur.files.output_paths import check_output_file, output_file
+from demur.paper import check_archive_folder
 from demur.paper.study_commands import study_app
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from demur.cli.train import train_run
 from demur.data.corruptions import SEVERITIES
 from demur.errors import BadInput, Diverged
 from demur.evaluate import ArchiveKeepsLess, LoadedRun, RecordOptions
-from demur.files.output_paths import check_archive_folder
 from demur.metrics import FloatArray
 from demur.metrics.checks import IntArray
+from demur.paper import check_archive_folder
 from demur.paper.scales import ALL_IMAGES, find_field
 from demur.recipes import VOCABULARY, Recipe, attack
 from demur.runs import Record, Run, run_folder

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from demur.data.corruptions import PAPER_CORRUPTIONS
+from demur.data.corruptions import CORRUPTIONS
 from demur.errors import BadInput, suggestion
 
 Metric = Literal[
@@ -23,6 +23,8 @@ Metric = Literal[
 ]  # fmt: skip
 HEAD = ""  # the rejector that the head of the net is trained for
 ORACLE = "T-Con (oracle)"
+_NOT_IN_PAPER = ("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "pixelate")
+PAPER_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name not in _NOT_IN_PAPER)  # table 3
 
 
 class Column(NamedTuple):

@@ -19,7 +19,7 @@ from demur.cli.evaluate import (
     score_run,
 )
 from demur.errors import BadInput
-from demur.files.output_paths import check_svg_file
+from demur.paper import check_svg_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun, Protocol, RecordOptions

@@ -227,7 +227,7 @@ def _at_paper_threshold(pair: Pair) -> tuple[float, float, Difference]:
     """Accuracy at TPR 95%, the threshold chosen on these images, as in the paper."""
     correct = pair.record.correct
     con, rcon = (metrics.paper_stats(one, correct, LEVEL).accuracy for one in pair[1:3])
-    drawn = [pair.resamples.paper_accuracies(one, correct, LEVEL) for one in pair[1:3]]
+    drawn = [metrics.paper_accuracy(one, correct, LEVEL)(pair.resamples) for one in pair[1:3]]
     return con, rcon, metrics.resampled_difference(rcon - con, drawn[1] - drawn[0])
 
 

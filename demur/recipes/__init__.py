@@ -55,12 +55,8 @@ _LISTS: tuple[Sequence[type[Spec]], ...] = (
 )  # fmt: skip
 
 
-def _classes() -> dict[str, type[Spec]]:
-    return {cls.__name__: cls for group in _LISTS for cls in group}
-
-
 # every class that the text of a spec may name
-VOCABULARY: Vocabulary = LiveMapping(_classes)
+VOCABULARY: Vocabulary = LiveMapping(lambda: {c.__name__: c for group in _LISTS for c in group})
 
 
 def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
@@ -167,11 +163,8 @@ def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
     if isinstance(given, str):
         words = {cls.__name__ for cls in REJECTORS} | {*known}
         if re.fullmatch(r"\s*[\w+-]+\s*", given) and not find_name(given.strip(), VOCABULARY):
-            raise BadInput(
-                f"the run has no rejector {shorten(given)!r}; {suggestion(given, words)}"
-                if known
-                else f"no rejector is called {shorten(given)!r}; {suggestion(given, words)}"
-            )
+            what = "the run has no rejector" if known else "no rejector is called"
+            raise BadInput(f"{what} {shorten(given)!r}; {suggestion(given, words)}")
         found = read(typed(given), VOCABULARY)
     elif isinstance(given, type) and issubclass(given, Rejector):
         if lacking := required_fields(given):
@@ -243,13 +236,12 @@ def _own_images(text: str) -> OwnImages | None:
     if re.fullmatch(r"\w+\(.*\)", text, re.DOTALL) or find_name(text, VOCABULARY):
         return None
     if not Path(text).exists():
-        if is_import_path(text):
-            allow_import(text)  # typed by the user, as in net=
-            return OwnImages(text)
-        raise BadInput(
-            f"data={shorten(text)} is no data set of demur list data, and no such folder or file "
-            f"exists; give {LAYOUTS}"
-        )
+        if not is_import_path(text):
+            raise BadInput(
+                f"data={shorten(text)} is no data set of demur list data, and no such folder or "
+                f"file exists; give {LAYOUTS}"
+            )
+        allow_import(text)  # typed by the user, as in net=
     return OwnImages(text)
 
 

@@ -36,6 +36,7 @@ from demur.attacks import (
 )
 from demur.attacks.balls import L1, L2, Linf
 from demur.calibrate import TPR, Median
+from demur.data import Dataset
 from demur.data.corruptions import CORRUPTIONS
 from demur.errors import BadInput
 from demur.recipes.training import Recipe, l2, linf
@@ -61,13 +62,9 @@ class AdaptiveObjective:
         )
 
     def attack(
-        self,
-        recipe: Recipe,
-        eta: float = 1.0,
-        steps: int = STEPS,
-        restarts: int = RESTARTS,
+        self, recipe: Recipe, eta: float = 1.0, steps: int = STEPS, restarts: int = RESTARTS,
         criterion: AcceptedError | None = None,
-    ) -> Attack:
+    ) -> Attack:  # fmt: skip
         """PGD on this objective; a targeted one runs against every wrong class.
 
         It keeps examples that succeed by the criterion; None keeps those with the largest
@@ -106,6 +103,10 @@ ADAPTIVE_OBJECTIVES: dict[str, AdaptiveObjective] = {
     "ce-score": AdaptiveObjective(CE(), "score"),
 }
 ADAPTIVE_ATTACKS = {f"adaptive-{name}": made for name, made in ADAPTIVE_OBJECTIVES.items()}
+
+
+def _pgd(make: Callable[[Dataset, int], PGD], steps: int, recipe: Recipe) -> Attack:
+    return make(recipe.data, steps)
 
 
 def _adaptive(recipe: Recipe) -> PGD:
@@ -159,13 +160,8 @@ MakeAttack = Callable[[Recipe], Attack]
 
 _SETTINGS: dict[str, MakeAttack] = {
     "clean": lambda recipe: Clean(),
-    "pgd-10": lambda recipe: linf(recipe.data, 10),
-    "pgd-20": lambda recipe: linf(recipe.data, 20),
-    "pgd-100": lambda recipe: linf(recipe.data, 100),
-    "pgd-500": lambda recipe: linf(recipe.data, 500),
-    "pgd-1000": lambda recipe: linf(recipe.data, 1000),
-    "pgd-10-l2": lambda recipe: l2(recipe.data, 10),
-    "pgd-100-l2": lambda recipe: l2(recipe.data, 100),
+    **{f"pgd-{steps}": partial(_pgd, linf, steps) for steps in (10, 20, 100, 500, 1000)},
+    **{f"pgd-{steps}-l2": partial(_pgd, l2, steps) for steps in (10, 100)},
     "adaptive": _adaptive,
     "adaptive-apgd": _adaptive_apgd,
     "multi-target": lambda recipe: MultiTarget(

@@ -5,6 +5,7 @@ settings, nets and data are changes of these.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Annotated, Any, Literal
 
 from demur.attacks import KL, PGD, Attack, Clean
@@ -241,10 +242,9 @@ _HEADS: dict[str, Head] = {
 }  # fmt: skip
 _PAIRS = [  # of the paper's Table 2
     ("standard", ""),
-    *(("pgdat", suffix) for suffix in _HEADS),
-    *((framework, suffix) for framework in ("trades", "ccat", "ccat-reference")
-      for suffix in ("", "-rr")),
-]  # fmt: skip
+    *product(["pgdat"], _HEADS),
+    *product(["trades", "ccat", "ccat-reference"], ["", "-rr"]),
+]
 
 
 def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
@@ -335,10 +335,7 @@ _IMAGES = {
 }
 _PAPER = {f"cifar10-{name}": _cifar10(method) for name, method in _methods(_FRAMEWORKS).items()}
 RECIPES: dict[str, Recipe] = {
-    **{
-        f"digits-{name}": _digits(name, method)
-        for name, method in _methods(_DIGITS_FRAMEWORKS).items()
-    },
+    **{f"digits-{name}": _digits(name, one) for name, one in _methods(_DIGITS_FRAMEWORKS).items()},
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
     "cifar10-trades-rr-awp": _averaged(_PAPER["cifar10-trades-rr"]),

@@ -55,9 +55,8 @@ class Gaussian(FeatureRejector):
         values = values.clamp_min(0)
         if self.inverse != "pseudo":
             own = self.inverse == "ridge"
-            values = values + (
-                self.ridge * mean_variance if own else REFERENCE_RIDGE / len(centred)
-            )
+            ridge = self.ridge * mean_variance if own else REFERENCE_RIDGE / len(centred)
+            values = values + ridge
             return vectors / values.sqrt(), values.log().sum()
         nonzero = values > ZERO_EIGENVALUE * mean_variance
         inverse_roots = torch.where(nonzero, values, torch.inf).rsqrt()

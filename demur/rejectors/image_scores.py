@@ -103,9 +103,8 @@ class ImageScoreModel(nn.Module):
     def forward(self, x: Tensor) -> Output:
         """Return the model's output with one more column for each rejector, and its last one."""
         out = as_output(self.model(x.clone()), len(x))
-        return add_columns(
-            out, [values_on_images(one, self.model, x, out) for one in self.rejectors]
-        )
+        columns = [values_on_images(one, self.model, x, out) for one in self.rejectors]
+        return add_columns(out, columns)
 
 
 def image_rejectors(*values: Any) -> list[ImageRejector]:

@@ -31,10 +31,7 @@ from demur.runs import Record
 
 MOST_IMAGES = 10_000  # images of a record; the page holds all images of a smaller one
 MOST_ROWS, MOST_POINTS = 15_000, 100_000  # of all samples of a page, and of all curves
-MOST_CLASSES, TOP_LOGITS = (
-    100,
-    10,
-)  # with more classes, and in a sample, this many logits of an image
+MOST_CLASSES, TOP_LOGITS = 100, 10  # with more classes, and in a sample, the largest logits
 TPR = 0.95
 IMAGE_BYTES = 1_500_000  # of all images of a page, before base64
 UNIT_SCORES = (Con, RCon, Coupled, Rectifier, AcceptProbability, SoftmaxMargin)  # from 0 to 1
@@ -144,9 +141,7 @@ def _arrays(
         "correct": packed(correct[rows], "u1"),
         "y": packed(record.y.numpy()[rows], "<u2"),
         "scores": {name: packed(column[rows], "<f4") for name, column in columns.items()},
-        "predicted": None,
-        "logits": None,
-        "a": None,
+        **dict.fromkeys(("predicted", "logits", "a")),
         "no_logits": SCORES_ONLY,
     }
     if len(correct) > MOST_IMAGES:

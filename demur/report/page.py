@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demur.errors import import_optional
-from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
+from demur.evaluate import ORACLE, PROTOCOLS, Protocol, Row, ScoredRecord
 from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.evaluate.certificates import retests
 from demur.files.atomic import write_text
@@ -76,8 +76,7 @@ def inline_svg(content: bytes, prefix: str, description: str) -> str:
 PAGE_TERMS = {
     "accept": "The net gives its prediction. It does so where every score reaches its threshold.",
     "reject": "The net gives no prediction, because a score is below its threshold.",
-    "threshold": "An image is accepted where its score reaches the threshold, and rejected below "
-    "it.",
+    "threshold": "An image is accepted where its score reaches the threshold, else rejected.",
     "coverage": "The accepted share of all images.",
     "risk": "The wrong share of the accepted images.",
     "accepted and wrong": "The share of all images that are accepted although the prediction is "
@@ -214,14 +213,13 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
     records = [entry.record for entry in results.scored]
     records += [entry.record for entry in results.worst]
     worst = hardest(results.scored, evaluation) if attacks else None
-    both: tuple[Protocol, ...] = ("deploy", "paper")
     return {
         "name": results.name,
         "sentences": _sentences(results, worst),
         "facts": _facts(results),
         "attacks": attacks,
         "hardest": next((a for a in attacks if worst and a["summary"] is worst.summary), None),
-        "protocols": both if results.protocol == "deploy" else ("paper",),
+        "protocols": ("deploy", "paper") if results.protocol == "deploy" else ("paper",),
         "threshold_words": _threshold_words(results),
         "worst_case": _worst_case(results, prefix) if results.worst else None,
         "records": [*attacks, *(_record_view(entry.record, results) for entry in results.worst)],
@@ -325,24 +323,18 @@ def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
         "summary": scored.summary,
         "counts": [(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
         "total": total | {"accepted": int(accepted.sum())},
-        "lines": {
-            "deploy": _table(scored, results, "deploy"),
-            "paper": _table(scored, results, "paper"),
-        },
+        "lines": {protocol: _table(scored, results, protocol) for protocol in PROTOCOLS},
         **_record_view(scored.record, results),
         "name": label if attacked_images(scored) else f"{label} (no attack)",
     }
 
 
 def _record_view(record: Record, results: ScoredRun) -> View:
+    shown = ((key, _plain(value)) for key, value in record.metadata.items() if key != "recipe")
     return {
         "name": record.label,
         "label": record.label,
-        "metadata": [
-            (METADATA_NAMES.get(k, k), _plain(v))
-            for k, v in record.metadata.items()
-            if k != "recipe"
-        ],
+        "metadata": [(METADATA_NAMES.get(key, key), text) for key, text in shown],
         "label_is_current": label_is_current(record, results.loaded),
         "command": attack_command(record, results.loaded, results.split_sizes),
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from demur.errors import BadInput
+from demur.errors import BadInput, import_optional
 from demur.files.atomic import write_bytes
 from demur.files.output_paths import check_output_file
 from demur.metrics import WorstCase, aurc, auroc, ece, wilson
@@ -154,14 +154,10 @@ def worst_case(cases: Mapping[str, WorstCase], ax: "Axes | None" = None) -> "Axe
 
 
 def scatter(
-    x: ArrayLike,
-    y: ArrayLike,
-    correct: ArrayLike,
-    thresholds: tuple[float, float] | None = None,
-    xi: float | None = None,
-    ax: "Axes | None" = None,
+    x: ArrayLike, y: ArrayLike, correct: ArrayLike, thresholds: tuple[float, float] | None = None,
+    xi: float | None = None, ax: "Axes | None" = None,
     names: tuple[str, str] = ("confidence", "R-Con"),
-) -> "Axes":
+) -> "Axes":  # fmt: skip
     """Draw one score against another, correct predictions as dots and wrong ones as crosses.
 
     Args:
@@ -273,12 +269,9 @@ def _axes(ax: "Axes | None") -> "Axes":
     """The given axes, or new ones; BadInput without matplotlib."""
     if ax is not None:
         return ax
-    try:
-        from matplotlib import pyplot, style
-    except ImportError:
-        raise BadInput(
-            "demur.plot needs matplotlib; install it with pip install 'demur[report]'"
-        ) from None
+    import_optional("matplotlib", "demur.plot needs matplotlib", "'demur[report]'")
+    from matplotlib import pyplot, style
+
     with style.context(["default", STYLE]):
         return pyplot.subplots(layout="constrained")[1]
 

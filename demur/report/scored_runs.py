@@ -197,15 +197,12 @@ def sweep_table(rows: Sequence[SweepRow], first: tuple[str, str]) -> Table:
             every = mean_of([one.accuracy for one in members])
             table.add_row(f"  {attack}, n={n}{fewer}", spread_text(every))
         shown = entry, attack, n
-        gaps = (
-            []
-            if (entry, rejector) == first
-            else [
-                paired_shares(one.errors, other.errors)
-                for one, other in product(members, groups.get((first[0], attack, first[1], n), ()))
-                if (one.seed, one.images) == (other.seed, other.images)
-            ]
-        )
+        base = groups.get((first[0], attack, first[1], n), []) if (entry, rejector) != first else []
+        gaps = [
+            paired_shares(one.errors, other.errors)
+            for one, other in product(members, base)
+            if (one.seed, one.images) == (other.seed, other.images)
+        ]
         points, head = [one.row.point for one in members], members[0].row
         shares = [
             mean_of([getattr(one, name) for one in points], getattr(head, f"{name}_interval"))

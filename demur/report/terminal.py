@@ -121,12 +121,10 @@ def worst_case_table(rows: Sequence[WorstCaseRow]) -> Table:
     return table
 
 
-def terminal(width: int | None = None) -> Console:
+def terminal() -> Console:
     """Return a console that prints brackets and colons in names literally."""
-    console = VisibleConsole(
-        width=width, stderr=bool(COLLECTED), markup=False, emoji=False, highlight=False
-    )
-    if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
+    console = VisibleConsole(stderr=bool(COLLECTED), markup=False, emoji=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from demur.errors import BadInput, first_line, suggestion
+from demur.errors import BadInput, first_line, import_optional, suggestion
 from demur.files.atomic import (
     MEGABYTE,
     TEMPORARY_FILES,
@@ -212,9 +212,8 @@ class Run:
             return "missing"
         if expected is None:
             return "not verified"
-        read_checked(
-            path, expected, "restore it, or delete it: only seconds per epoch need it", MAX_METRICS
-        )
+        remedy = "restore it, or delete it: only seconds per epoch need it"
+        read_checked(path, expected, remedy, MAX_METRICS)
         return "verified"
 
     def check_weights(self) -> None:
@@ -283,9 +282,8 @@ class Run:
     def check_labels(self, record: Record) -> None:
         """Raise BadInput if a record holds a label that is no class of the run's data set."""
         if int(record.y.max()) >= self.recipe.data.domain.classes:  # no label is negative
-            path = record_path(
-                self.records_folder, record.label, record.metadata["split"], record.digest
-            )
+            split = record.metadata["split"]
+            path = record_path(self.records_folder, record.label, split, record.digest)
             raise BadInput(f"{path} is damaged: y holds a label that is no class; {REMEDY}")
 
 
@@ -295,13 +293,10 @@ def _from_hub(name: str, home: Path) -> Path:
     target = home / repository.replace("/", "--")
     if target.exists():
         return target
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise BadInput(f"{name} needs a package: pip install huggingface_hub") from None
+    hub = import_optional("huggingface_hub", f"{name} needs a package", "huggingface_hub")
     unfinished = home / f".{target.name}"  # a download that was stopped continues here
     try:
-        snapshot_download(repository, local_dir=unfinished, allow_patterns=[*HUB_FILES])
+        hub.snapshot_download(repository, local_dir=unfinished, allow_patterns=[*HUB_FILES])
     except Exception as error:  # of its HTTP library, which depends on the version
         raise BadInput(f"{name} was not downloaded: {first_line(error)}") from error
     shutil.rmtree(unfinished / ".cache", ignore_errors=True)
@@ -392,11 +387,7 @@ def stored_plan(run: Run) -> dict[str, Any] | None:
 
 
 def save_state(
-    run: Run,
-    state: ResumeState,
-    tensors: Tensors,
-    best: Tensors,
-    plan: dict[str, Any] | None = None,
+    run: Run, state: ResumeState, tensors: Tensors, best: Tensors, plan: dict[str, Any] | None
 ) -> None:
     """Write a state, with how it was computed; the earlier one stays until this one is complete.
 

@@ -133,7 +133,7 @@ def _too_good_flag(
     if (most := most_significant(found)) is None:
         return []
     p, name, safe, robust, also = most
-    flag = Flag(
+    return [Flag(
         TOO_GOOD, tuple(parsed.name for parsed in (*at_eps, *at_half)),
         f"With {name} {share(safe)} of {len(safe)} images seem safe at eps={show(eps)}: correct "
         "and accepted without an attack, and never an accepted error under attack. Such a detector "
@@ -141,8 +141,7 @@ def _too_good_flag(
         f"{share(robust)} correct (p = {p:.1g}){also}.",
         f"Attack {name} itself with a stronger attack first: objective=PlusLogScore and "
         "criterion=AcceptedError with more steps and restarts (start with the attack adaptive).",
-    )  # fmt: skip
-    return [flag]
+    )]  # fmt: skip
 
 
 def _all_of(
@@ -226,14 +225,13 @@ def _more_errors(one: ParsedRecord, other: ParsedRecord) -> list[Flag]:
     first, second = ~one.correct[ours], ~other.correct[theirs]
     if (p := mcnemar_p_value(first, second)) >= SIGNIFICANCE:
         return []
-    flag = Flag(
+    return [Flag(
         BEATEN, (one.name, other.name),
         f"{one.name} leaves {share(~first)} of {len(first)} images correct, but {other.name}, "
         f"which should be stronger, {share(~second)}: {_only(first, second)} (p = {p:.1g}).",
         f"Count an image as broken if either attack breaks it, and improve {other.name}: an "
         "objective that does not saturate, smaller steps, more restarts.",
-    )  # fmt: skip
-    return [flag]
+    )]  # fmt: skip
 
 
 def _more_accepted_errors(
@@ -249,15 +247,14 @@ def _more_accepted_errors(
     if (most := most_significant(found)) is None:
         return []
     p, name, first, second, also = most
-    flag = Flag(
+    return [Flag(
         BEATEN, (one.name, other.name),
         f"{one.name} causes accepted errors of {name} on {int(first.sum())} of {len(first)} "
         f"images, but {other.name}, which should be stronger, on {int(second.sum())}: "
         f"{_only(first, second)} (p = {p:.1g}){also}.",
         f"Do not call {other.name} the worst case for {name}: count an image as broken if either "
         "attack breaks it, then tune eta of its objective, and give it more steps and restarts.",
-    )  # fmt: skip
-    return [flag]
+    )]  # fmt: skip
 
 
 def _only(first: BoolArray, second: BoolArray) -> str:

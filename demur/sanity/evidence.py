@@ -7,6 +7,7 @@ attacks, paired images and cached scores.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
@@ -113,8 +114,7 @@ class ParsedRecord:
     @cached_property
     def index(self) -> IntArray:
         """Positions of the images in their data set; N."""
-        index: IntArray = self.record.arrays["index"].numpy()
-        return index
+        return np.asarray(self.record.arrays["index"].numpy())
 
     @property
     def ball(self) -> Ball | None:
@@ -210,17 +210,10 @@ def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:
     """Parse the attacks of records, named by their labels, with the number if labels are equal."""
     labels, found = Counter(record.label for record in records), list[ParsedRecord]()
     for record in records:
-        attack = _parse(str(record.metadata["spec"]))
+        attack = None
+        with suppress(BadInput):  # one of its classes or fields no longer exists
+            attack = read(str(record.metadata["spec"]), VOCABULARY)
         number = f" (n={len(record.y)})" if labels[record.label] > 1 else ""
         known = attack if isinstance(attack, Attack) else None
         found.append(ParsedRecord(record, known, record.label + number))
-    return found
-
-
-def _parse(text: str) -> object:
-    """Spec of a text; None if one of its classes or fields no longer exists."""
-    try:
-        found: object = read(text, VOCABULARY)
-    except BadInput:
-        return None
     return found

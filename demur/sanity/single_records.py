@@ -168,8 +168,7 @@ def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
     if attacked.attack is not None and not clean.record.scores_only:
         bound = _with_thresholds(attacked.attack.success_criterion, attacked.record)
         with suppress(Unresolved):
-            found: BoolArray = bound(clean.record.output, clean.record.y).numpy()
-            return found
+            return np.asarray(bound(clean.record.output, clean.record.y).numpy())
     return ~clean.correct
 
 

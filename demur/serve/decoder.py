@@ -97,9 +97,8 @@ def read_form(content_type: str, body: bytes, max_images: int) -> Files:
             raise ValueError("Too many files")
         content = file.file_object
         content.seek(0)
-        files.append(
-            (printable((file.file_name or b"").decode("utf-8", "replace")), content.read())
-        )
+        name = (file.file_name or b"").decode("utf-8", "replace")
+        files.append((printable(name), content.read()))
 
     try:
         kind, options = parse_options_header(content_type)

@@ -81,9 +81,8 @@ class Service:
     def __init__(self, guard: Guard, settings: Settings) -> None:
         self.guard, self.settings = guard, settings
         calibration = guard.calibration
-        monitor = DriftMonitor(
-            calibration["score_edges"], calibration["score_counts"], settings.mean_run_length
-        )
+        histogram = calibration["score_edges"], calibration["score_counts"]
+        monitor = DriftMonitor(*histogram, settings.mean_run_length)
         accepted = (calibration.get("coverage") or {"value": 1.0})["value"]
         self.metrics = Metrics(monitor, 1 - accepted, guard.identity)
         self.lines = LineWriter()

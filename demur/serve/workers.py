@@ -129,9 +129,8 @@ class Batcher:
         start = time.monotonic()
         try:
             x = torch.cat([job.x for job in jobs])
-            result = self.guard.decide(
-                x, [note for job in jobs for note in job.notes], self.max_batch
-            )
+            notes = [note for job in jobs for note in job.notes]
+            result = self.guard.decide(x, notes, self.max_batch)
             self.on_result(result)
             rows = result_rows(result)
         except Exception as error:  # out of memory, or a bug of a foreign model

@@ -201,10 +201,8 @@ def differences(asked: Spec, found: Spec) -> list[str]:
     for f in fields(asked):
         a, b = getattr(asked, f.name), getattr(found, f.name)
         if isinstance(a, Spec) and isinstance(b, Spec):
-            phrases += [
-                f"{f.name}.{p}" if type(a) is type(b) else f"{f.name}: {p}"
-                for p in differences(a, b)
-            ]
+            mark = "." if type(a) is type(b) else ": "
+            phrases += [f"{f.name}{mark}{phrase}" for phrase in differences(a, b)]
         elif a != b:
             phrases.append(f"{f.name}: {show(a)} asked, {show(b)} found")
     return phrases

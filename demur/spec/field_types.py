@@ -46,7 +46,10 @@ def _convert(value: Any, kind: Any) -> Any:
     """Value converted to `kind`; raises TypeError if it does not fit."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return _convert_to_any(value, args)
+        for one in args:
+            with suppress(TypeError):
+                return _convert(value, one)
+        raise TypeError
     if origin in (tuple, list, dict):
         return _convert_container(value, origin, args)
     if origin is Annotated:
@@ -69,13 +72,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _convert_to_any(value: Any, kinds: tuple[Any, ...]) -> Any:
-    for kind in kinds:
-        with suppress(TypeError):
-            return _convert(value, kind)
-    raise TypeError
-
-
 def _convert_container(value: Any, container: Any, kinds: tuple[Any, ...]) -> Any:
     """A tuple, a list or a dictionary whose keys are words, with its values converted."""
     if not isinstance(value, container):
@@ -93,9 +89,8 @@ def describe_type(kind: Any, value: Any = None) -> str:
     """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return (
-            f"{describe_type(args[0])} {args[1 if value is None else _violated(args, value)].words}"
-        )
+        condition = args[1 if value is None else _violated(args, value)]
+        return f"{describe_type(args[0])} {condition.words}"
     if origin in (Union, UnionType):
         return " or ".join(describe_type(arg, value) for arg in args)
     if origin is Literal:

@@ -66,15 +66,10 @@ ProgressCallback = Callable[[Progress], None]
 
 
 def train(
-    recipe: Recipe,
-    folder: Path,
-    device: torch.device | None = None,
-    data_folder: Path | None = None,
-    on_progress: ProgressCallback = ignore,
-    engine: str = "auto",
-    on_message: MessageCallback = ignore,
-    logs: Sequence[str | MakeLog] = (),
-) -> Run:
+    recipe: Recipe, folder: Path, device: torch.device | None = None,
+    data_folder: Path | None = None, on_progress: ProgressCallback = ignore, engine: str = "auto",
+    on_message: MessageCallback = ignore, logs: Sequence[str | MakeLog] = (),
+) -> Run:  # fmt: skip
     """Train a recipe in a folder, or resume the training that an earlier call started there.
 
     A finished run is returned unchanged. Under torchrun all processes call this function.

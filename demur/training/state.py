@@ -6,7 +6,7 @@ them in place.
 
 import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +34,12 @@ class AWP:
         # as in the paper: biases and the affine parameters of batch norm stay
         self.weights: list[Tensor] = [p for p in net.parameters() if p.ndim > 1]
         self.weights_backup = TensorBackup(self.weights)
-        self.statistics_backup = TensorBackup(list(net.buffers()))
+        self.statistics_backup = TensorBackup(list(net.buffers()))  # around the first pass
         self.current_gamma = self.weights[0].new_zeros(())
 
     def begin(self, progress: float) -> None:
         """Set gamma for an epoch that starts after this fraction of all epochs."""
         self.current_gamma.fill_(self.gamma if progress >= self.start else 0.0)
-
-    def preserve_statistics(self) -> AbstractContextManager[None]:
-        """Restore the running statistics of batch norm afterwards; for the first pass."""
-        return self.statistics_backup.preserve()
 
     @contextmanager
     def perturb(self) -> Iterator[None]:
@@ -88,13 +84,9 @@ class TrainState:
     """A net and its SGD optimiser with momentum; `precision` is by default that of the recipe."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        device: torch.device,
-        channels_last: bool = False,
-        precision: Precision | None = None,
-        world: ProcessGroup = ProcessGroup(),
-    ) -> None:
+        self, recipe: Recipe, device: torch.device, channels_last: bool = False,
+        precision: Precision | None = None, world: ProcessGroup = ProcessGroup(),
+    ) -> None:  # fmt: skip
         self.precision = precision or recipe.precision
         self.dtype, self.world = weights_dtype(self.precision), world
         net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
@@ -107,12 +99,10 @@ class TrainState:
         self.rate = torch.tensor(recipe.schedule.peak, device=device)
         self.trainable = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.SGD(
-            self.trainable.values(),
-            lr=self.rate if on_gpu else recipe.schedule.peak,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
+            self.trainable.values(), lr=self.rate if on_gpu else recipe.schedule.peak,
+            momentum=recipe.momentum, weight_decay=recipe.weight_decay,
             fused=True if on_gpu else None,
-        )
+        )  # fmt: skip
         for parameter in self.trainable.values():
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.ema = EMA(self.net, recipe.ema) if recipe.ema else None

@@ -62,9 +62,8 @@ class TrainingStep:
         recipe, train_state = self.recipe, self.train_state
         x, y = self.fit.batch(chosen)
         index = self.fit.index[chosen]
-        x = recipe.augment(
-            x.to(train_state.dtype), noise.derive_seed(recipe.seed, AUGMENT), index, step
-        )
+        seed = noise.derive_seed(recipe.seed, AUGMENT)
+        x = recipe.augment(x.to(train_state.dtype), seed, index, step)
         stream = noise.derive_seed(recipe.seed, CRAFT, step)
         with tf32(train_state.precision):
             with autocast(train_state.precision, x.device):
@@ -101,7 +100,7 @@ class TrainingStep:
         if awp is None:
             value = self._backward(loss)
         else:
-            with awp.preserve_statistics():
+            with awp.statistics_backup.preserve():
                 self._backward(loss)
             with awp.perturb():
                 value = self._backward(loss)
@@ -174,19 +173,14 @@ class FastSteps(PlainSteps):
     """Compiled training steps, replayed from a CUDA graph on a GPU."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        train_state: TrainState,
-        fit: Images,
-        compiler: Compiler = "inductor",
-        on_message: Callable[[str], None] = ignore,
-    ) -> None:
+        self, recipe: Recipe, train_state: TrainState, fit: Images,
+        compiler: Compiler = "inductor", on_message: Callable[[str], None] = ignore,
+    ) -> None:  # fmt: skip
         super().__init__(recipe, train_state, fit)
         device, self.compiler, self.on_message = fit.y.device, compiler, on_message
         self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
-        self.fast_step = TrainingStep(
-            recipe, train_state, fit, self.frozen_model, self._compiled_loss()
-        )
+        loss = self._compiled_loss()
+        self.fast_step = TrainingStep(recipe, train_state, fit, self.frozen_model, loss)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # next step of the epoch
         self.first_step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
         self.rates_on_device = torch.zeros(self.batches, device=device)
@@ -210,13 +204,9 @@ class FastSteps(PlainSteps):
         reduce_loss = compile_function(method.reduce_loss, self.compiler)
 
         def batch_loss(
-            net: nn.Module,
-            x: Tensor,
-            x_adv: Tensor,
-            y: Tensor,
-            head_only_mask: Tensor | None,
+            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, head_only_mask: Tensor | None,
             target: Tensor | None,
-        ) -> Tensor:
+        ) -> Tensor:  # fmt: skip
             return reduce_loss(method.outputs(fused_net, x, x_adv, y, target), head_only_mask)
 
         return batch_loss
