@@ -28,11 +28,9 @@ KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried
 
 
 def verdict_of(
-    results: Sequence[Any],
-    checks: Sequence[CheckResult],
-    warnings: Sequence[str],
+    results: Sequence[Any], checks: Sequence[CheckResult], warnings: Sequence[str],
     claim: float | None = None,
-) -> Verdict:
+) -> Verdict:  # fmt: skip
     """Return the verdict on EnsembleResults, the last of which is the one a claim is about."""
     flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
     if n < MIN_IMAGES:

@@ -55,11 +55,9 @@ SMALLEST = 1e-12  # probability whose log is still taken
 
 
 def load_model(
-    text: str,
-    checkpoint: str | Path | None = None,
-    adapter: str | None = None,
+    text: str, checkpoint: str | Path | None = None, adapter: str | None = None,
     queries: Queries = Queries(),
-) -> Model:
+) -> Model:  # fmt: skip
     """Return the model that a text names, in eval mode, with the weights of a checkpoint.
 
     Args:

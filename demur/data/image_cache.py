@@ -84,13 +84,9 @@ class CachedImages:
 
 
 def read_images(
-    path: str,
-    size: int,
-    channels: int | None,
-    on_progress: ProgressCallback = ignore,
-    keep: bool = False,
-    verify: bool = False,
-) -> CachedImages:
+    path: str, size: int, channels: int | None, on_progress: ProgressCallback = ignore,
+    keep: bool = False, verify: bool = False,
+) -> CachedImages:  # fmt: skip
     """Return the cached images of a path; decode and resize them first where they changed.
 
     Reading and building hold a lock, and a finished cache appears by one rename. A process that

@@ -45,12 +45,9 @@ class SplitResult(NamedTuple):
 
 
 def assign_splits(
-    entries: Sequence[Entry],
-    digests: Sequence[str],
-    inputs: Sequence[str],
-    faults: Mapping[int, str],
-    keep: bool = False,
-) -> SplitResult:
+    entries: Sequence[Entry], digests: Sequence[str], inputs: Sequence[str],
+    faults: Mapping[int, str], keep: bool = False,
+) -> SplitResult:  # fmt: skip
     """Divide the readable entries into splits; `keep` keeps images that are in several.
 
     `digests` are those of the pixels, `inputs` those after resizing, which decide what is a

@@ -142,11 +142,9 @@ class OwnImages(Dataset):
         self._cached(folder, verify=True)
 
     def _cached(
-        self,
-        folder: Path | None,
-        on_progress: Callable[[int, int], None] = ignore,
+        self, folder: Path | None, on_progress: Callable[[int, int], None] = ignore,
         verify: bool = False,
-    ) -> CachedImages:
+    ) -> CachedImages:  # fmt: skip
         if not self.path:
             raise BadInput("this recipe needs your images; name them with data=PATH")
         path = str(folder) if folder else self.path

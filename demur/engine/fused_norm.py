@@ -155,12 +155,9 @@ def affine_relu(
 
 
 def input_grad(
-    total: Tensor,
-    grad_active: Tensor,
-    grad_total: Tensor | None,
-    coefficients: Tensor,
+    total: Tensor, grad_active: Tensor, grad_total: Tensor | None, coefficients: Tensor,
     sums: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the gradient with respect to the total; `sums` of train mode only."""
     out, grid, train = torch.empty_like(total), Grid.of(total), sums is not None
     tile = GRAD_TRAIN if train else GRAD_EVAL

@@ -259,12 +259,9 @@ class FusedTrunk:
 
 
 def run_block(
-    block: Block,
-    norm: FusedBatchNorm,
-    half: ConvNorm | FoldedConv,
-    maps: Tensor,
+    block: Block, norm: FusedBatchNorm, half: ConvNorm | FoldedConv, maps: Tensor,
     skip: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the maps of a block's last convolution and its shortcut, not yet added."""
     total, active = norm(maps, skip)
     skip = total if block.shortcut is None else convolve(block.shortcut, active)

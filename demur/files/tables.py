@@ -90,12 +90,9 @@ def _latex(table: TextTable) -> str:
 
 
 def latex_table(
-    caption: str,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    align: str,
+    caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], align: str,
     label: str = "",
-) -> str:
+) -> str:  # fmt: skip
     """A LaTeX table environment of cells that are LaTeX already."""
     # a row that begins with a bracket or a star would be an argument of the \\ before it
     header, *lines = (

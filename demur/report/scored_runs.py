@@ -154,12 +154,9 @@ class SweepRow(NamedTuple):
 
 
 def score_net(
-    entry: str,
-    seed: int,
-    loaded: LoadedRun,
-    records: Mapping[str, Record],
+    entry: str, seed: int, loaded: LoadedRun, records: Mapping[str, Record],
     rejectors: AnyName | Sequence[AnyName] = (),
-) -> tuple[list[SweepRow], list[str]]:
+) -> tuple[list[SweepRow], list[str]]:  # fmt: skip
     """The rows of a trained net at frozen thresholds (the paper's without cal images); warnings."""
     made, rows, warnings = loaded.run.recipe, list[SweepRow](), list[str]()
     specs = {"Con": Con()} | dict([made.head_rejector]) | rejectors_named(rejectors, made)

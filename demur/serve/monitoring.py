@@ -139,12 +139,9 @@ class DriftMonitor:
     """
 
     def __init__(
-        self,
-        edges: Iterable[float],
-        counts: Iterable[int],
-        mean_run_length: int = 100_000,
+        self, edges: Iterable[float], counts: Iterable[int], mean_run_length: int = 100_000,
         seed: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.edges = np.array(list(edges), dtype=np.float64)
         self.calibration = np.array(list(counts), dtype=np.int64)
         if len(self.calibration) != len(self.edges) + 1 or mean_run_length < 1:

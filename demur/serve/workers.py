@@ -63,12 +63,9 @@ class Batcher:
     """A queue of images and the thread that runs the model on them."""
 
     def __init__(
-        self,
-        guard: Guard,
-        max_batch: int,
-        max_queue: int,
+        self, guard: Guard, max_batch: int, max_queue: int,
         on_result: Callable[[GuardResult], None] = ignore,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.guard, self.max_batch, self.max_queue = guard, max_batch, max_queue
         self.on_result = on_result
         self.jobs: deque[Job] = deque()

@@ -151,11 +151,9 @@ class Logs:
     """
 
     def __init__(
-        self,
-        logs: Sequence[str | MakeLog],
-        folder: Path,
+        self, logs: Sequence[str | MakeLog], folder: Path,
         on_message: Callable[[str], object] = ignore,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.on_message, self.logs = on_message, dict[str, Log]()
         for one in logs:
             name = str(getattr(one, "__qualname__", one))
