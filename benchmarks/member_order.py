@@ -18,16 +18,7 @@ import torch
 import typer
 from torch import nn
 
-from demur import (
-    TPR,
-    AcceptedError,
-    Energy,
-    Linf,
-    LoadedRun,
-    recipe,
-    resolve_thresholds,
-    train,
-)
+from demur import TPR, AcceptedError, Energy, Linf, LoadedRun, recipe, resolve_thresholds, train
 from demur.attacks import Attack, MinMargin, MultiTarget, RejectAutoAttackEnsemble
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import checked

@@ -31,13 +31,7 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import (
-    AttackModel,
-    Gradient,
-    Model,
-    ObjectiveFunction,
-    attack_model,
-)
+from demur.attacks.attack_model import AttackModel, Gradient, Model, ObjectiveFunction, attack_model
 from demur.attacks.autoattack import Chain, RejectVersion
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.driver import verify_success

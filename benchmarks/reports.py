@@ -59,10 +59,7 @@ def _differing_names(report: dict[str, Any], earlier: dict[str, Any]) -> list[st
 
 
 def print_report(
-    report: dict[str, Any],
-    show: Callable[[dict[str, Any]], None],
-    out: str | None,
-    as_json: bool,
+    report: dict[str, Any], show: Callable[[dict[str, Any]], None], out: str | None, as_json: bool
 ) -> None:
     """Print the report, then write it to the file `out`: it is shown even if writing fails."""
     if as_json:

@@ -63,10 +63,7 @@ def _tuple(*numbers: int) -> bytes:
     return b"(" + b"".join(b"J" + struct.pack("<i", number) for number in numbers) + b"t"
 
 
-WRITERS: dict[str, Writer] = {
-    "binary": as_binary,
-    "python": as_python,
-}
+WRITERS: dict[str, Writer] = {"binary": as_binary, "python": as_python}
 
 
 def small(published: Published) -> Published:
@@ -83,11 +80,7 @@ def small(published: Published) -> Published:
 
     layouts = tuple(shrink(layout) for layout in published.layouts)
     count = BATCH * (len(layouts[0].parts) - 1)
-    return replace(
-        published,
-        layouts=layouts,
-        held_out=(count - 10, 4, 6),
-    )
+    return replace(published, layouts=layouts, held_out=(count - 10, 4, 6))
 
 
 def layout_of(published: Published, form: str) -> Layout:

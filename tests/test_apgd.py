@@ -122,12 +122,7 @@ def test_is_at_least_as_strong_as_pgd_with_as_many_steps(
     [("Linf", Linf(0.12), "ce", CE()), ("L2", L2(0.8), "dlr", DLR())],
 )
 def test_is_as_strong_as_torchattacks(
-    quick_net: QuickNet,
-    test_images: Images,
-    norm: str,
-    ball: Ball,
-    loss: str,
-    objective: CE | DLR,
+    quick_net: QuickNet, test_images: Images, norm: str, ball: Ball, loss: str, objective: CE | DLR
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

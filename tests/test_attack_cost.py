@@ -122,10 +122,7 @@ class TestScript:
         monkeypatch.setattr(any_module, "MAX_TIME_RATIO", 1e9)
         monkeypatch.setattr(any_module, "SCRIPT_AFTER", 5)
         net, attack = small_net(), Square(Linf(0.1), queries=60)
-        with (
-            checked(net, *batch) as (model, x, y),
-            accelerated(model, x, y, COUNT) as fast,
-        ):
+        with checked(net, *batch) as (model, x, y), accelerated(model, x, y, COUNT) as fast:
             assert isinstance(fast.model, FrozenModule)
             found = attack.perturb(fast, x, y, torch.arange(COUNT))
             assert fast.model.fast._scripted is not None
@@ -151,10 +148,7 @@ def test_the_fastest_copy_wins_the_trial(
     for wanted in ("contiguous", "channels-last", "model"):
         spent |= {name: 1.0 if name == wanted else 2.0 for name in spent}
         clock = iter(range(10**6))
-        with (
-            checked(small_net(), *batch) as (model, x, y),
-            accelerated(model, x, y, COUNT) as fast,
-        ):
+        with checked(small_net(), *batch) as (model, x, y), accelerated(model, x, y, COUNT) as fast:
             chosen = fast.model
         if wanted == "model":
             assert not isinstance(chosen, FrozenModule)

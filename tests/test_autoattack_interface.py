@@ -239,11 +239,7 @@ class TestWarnings:
     def warnings_of(self, model: Model, images: Images) -> str:
         x, y = images.batch(slice(0, 16))
         attack = AutoAttack(
-            model,
-            eps=0.1,
-            version="custom",
-            attacks_to_run=["square"],
-            verbose=False,
+            model, eps=0.1, version="custom", attacks_to_run=["square"], verbose=False
         )
         attack.chain = Chain((Square(Linf(0.1), queries=2),))
         with warnings.catch_warnings(record=True) as caught:

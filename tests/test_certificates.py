@@ -122,9 +122,7 @@ def test_the_observed_share_is_the_guaranteed_quantity(
     assert line.level == guarantee.level
 
 
-def test_a_certificate_on_adversarial_examples_covers_that_attack_only(
-    loaded: LoadedRun,
-) -> None:
+def test_a_certificate_on_adversarial_examples_covers_that_attack_only(loaded: LoadedRun) -> None:
     made = issue(loaded, "Con", Coverage(0.3), 0.8, "weak", WEAK)
     assert made.metadata["valid_for"].startswith("images attacked by PGD(ball=Linf(eps=0.05)")
     assert made.metadata["attack_spec"].startswith("PGD(")

@@ -17,14 +17,7 @@ from demur.attacks.corruption import CorruptionName, enlarge, shrink
 from demur.data import CIFAR10
 from demur.data.corruptions import CORRUPTIONS, corrupt, find_source
 from demur.errors import BadInput
-from demur.evaluate import (
-    LoadedRun,
-    RecordOptions,
-    RejectorEvaluation,
-    archive,
-    run_attack,
-    values,
-)
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack, values
 from demur.evaluate.archive import ArchiveKeepsLess
 from demur.output import Output
 from demur.paper.cells import Cell, measure_cells

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from demur.data import (
-    DATASETS,
-    SPLITS,
-    Dataset,
-    Digits,
-    OwnImages,
-)
+from demur.data import DATASETS, SPLITS, Dataset, Digits, OwnImages
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
 from demur.images import check_batch

@@ -153,9 +153,7 @@ def test_an_attack_on_a_fitted_rejector_has_a_stable_digest(loaded: LoadedRun) -
 # ------------------------------------------------------------------ records
 
 
-def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(
-    loaded: LoadedRun,
-) -> None:
+def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(loaded: LoadedRun) -> None:
     record = run_attack(
         loaded, "pgd-3", ATTACK, RecordOptions(n=50, keep_images=50, keep_features=True)
     )
@@ -296,9 +294,7 @@ def test_rows_agree_with_the_definitions(scored_source: LoadedRun) -> None:
             assert base.accuracy_vs_con[:3] == (0, 0, 0)
 
 
-def test_the_coupled_score_ranks_images_that_pass_the_gate_first(
-    scored_source: LoadedRun,
-) -> None:
+def test_the_coupled_score_ranks_images_that_pass_the_gate_first(scored_source: LoadedRun) -> None:
     evaluation = RejectorEvaluation.of(scored_source)
     record = scored_source.run.records()[-1]
     row = next(r for r in evaluation.score_record(record).rows if r.rejector == "Con+R-Con")

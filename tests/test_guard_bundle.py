@@ -252,11 +252,7 @@ def test_no_code_of_a_bundle_is_imported(
     ],
 )
 def test_a_factory_that_makes_no_module_is_one_sentence(
-    foreign: Guard,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    factory: str,
-    message: str,
+    foreign: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, message: str
 ) -> None:
     (tmp_path / "allowed_module.py").write_text(
         "def returns_none(): pass\ndef fails(): raise KeyError('on purpose')\n"

@@ -65,12 +65,7 @@ def test_equal_images_give_equal_thresholds(
 ) -> None:
     x_fit, y_fit = tiny_source.splits["fit"].batch(slice(0, 400))
     old = demur.guard(
-        tiny_source.net,
-        *images,
-        rejector=rejector,
-        coverage=0.7,
-        x_fit=x_fit,
-        y_fit=y_fit,
+        tiny_source.net, *images, rejector=rejector, coverage=0.7, x_fit=x_fit, y_fit=y_fit
     )
     new = recalibrated(old, *images, coverage=0.7)
     assert new.thresholds == old.thresholds

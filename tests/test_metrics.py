@@ -16,15 +16,7 @@ from sklearn.metrics import roc_auc_score
 from demur import metrics
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
-from tests.scored_sets import (
-    FINITE,
-    INF,
-    SOME,
-    WITH_NEVER,
-    Set,
-    images,
-    sets,
-)
+from tests.scored_sets import FINITE, INF, SOME, WITH_NEVER, Set, images, sets
 
 Statistic = Callable[[ArrayLike, ArrayLike], float]
 RANKING_METRICS: list[Statistic] = [

@@ -13,12 +13,7 @@ from demur.attacks import Square
 from demur.attacks.attack_model import CheckedModel
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
-from demur.numerics import (
-    COUNT_EVERY,
-    deferred_checks,
-    raise_deferred,
-    raise_if_invalid,
-)
+from demur.numerics import COUNT_EVERY, deferred_checks, raise_deferred, raise_if_invalid
 from demur.output import Output, check_logits
 
 FINE, REMEDY = torch.zeros(4), "do this"

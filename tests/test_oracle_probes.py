@@ -17,14 +17,7 @@ from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, run_attack
 from demur.evaluate.record_scores import values
 from demur.evaluate.recording import RecordOptions
 from demur.metrics import FloatArray
-from demur.paper.studies import (
-    FEATURES,
-    LINEAR,
-    TREES,
-    probe_scores,
-    probe_sentence,
-    why_unprobed,
-)
+from demur.paper.studies import FEATURES, LINEAR, TREES, probe_scores, probe_sentence, why_unprobed
 from demur.recipes import attack
 from demur.rejectors import Con
 from demur.runs import Record

@@ -13,14 +13,7 @@ from demur import metrics
 from demur.cli.evaluate import load_run
 from demur.errors import BadInput
 from demur.evaluate import values
-from demur.paper.cells import (
-    Cell,
-    ScoredRuns,
-    _measure,
-    cell_recipe,
-    epoch_seconds,
-    measure_cells,
-)
+from demur.paper.cells import Cell, ScoredRuns, _measure, cell_recipe, epoch_seconds, measure_cells
 from demur.paper.figures import FIGURES, _suffices
 from demur.paper.pages import disagreement_section, results_page
 from demur.paper.paper_runs import StoredRuns
@@ -155,9 +148,7 @@ def test_a_wrong_request_is_one_sentence(command: Command, words: list[str], mes
     expect_error(command(*TABLE, *words), message)
 
 
-def test_of_several_runs_of_a_recipe_the_first_with_the_record_fills_a_cell(
-    tmp_path: Path,
-) -> None:
+def test_of_several_runs_of_a_recipe_the_first_with_the_record_fills_a_cell(tmp_path: Path) -> None:
     stored_run = RESULTS / "paper-cifar10" / "pgdat-rr-seed0-last"
     for name in ("a", "b"):
         shutil.copytree(stored_run, tmp_path / name)

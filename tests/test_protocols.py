@@ -13,17 +13,7 @@ from sklearn.metrics import roc_curve
 from demur import metrics
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
-from tests.scored_sets import (
-    FINITE,
-    INF,
-    MANY,
-    SOME,
-    TIED,
-    WITH_NEVER,
-    Set,
-    images,
-    sets,
-)
+from tests.scored_sets import FINITE, INF, MANY, SOME, TIED, WITH_NEVER, Set, images, sets
 
 LEVELS = st.sampled_from([0.05, 0.1, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0])
 

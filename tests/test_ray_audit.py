@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from demur.audits import cluster
-from demur.audits.ray_cluster import in_use
+from demur.audits.ray_cluster import RAY
 from demur.errors import BadInput
 from tests.conftest import Command
 
@@ -99,7 +99,7 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.Monke
     with needs, cluster("auto"):
         pass
     with cluster(None):
-        assert not in_use()
+        assert RAY.get() is None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense", ""])

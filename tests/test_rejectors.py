@@ -14,14 +14,7 @@ from demur.methods import RR, NoHead
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.recipes import attack, recipe
-from demur.rejectors import (
-    REJECTORS,
-    Con,
-    Coupled,
-    ImageRejector,
-    RCon,
-    Rectifier,
-)
+from demur.rejectors import REJECTORS, Con, Coupled, ImageRejector, RCon, Rectifier
 from demur.rejectors.rule import Rejector, Score
 
 # Every class of the registry that scores outputs (test_own_rejector.py has those that see images):

@@ -85,7 +85,7 @@ def test_without_scipy_and_scikit_learn_only_their_own_features_are_missing() ->
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "corruptions need SciPy; install it with pip install 'demur[corruptions]'",
+        "corruptions need SciPy; install it with pip install 'demur[corruptions]'"
     ]
 
 

@@ -276,9 +276,7 @@ def test_net_without_second_output_has_no_rcon(pages: dict[str, Page]) -> None:
     assert "R-Con" not in text[:glossary]
 
 
-def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(
-    rectified: Page,
-) -> None:
+def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(rectified: Page) -> None:
     import matplotlib
 
     def settings() -> dict[str, object]:  # looking the backend up would itself choose one

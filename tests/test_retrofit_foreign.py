@@ -19,12 +19,7 @@ from demur.evaluate import run_attack, values
 from demur.metrics import Difference, auroc_difference
 from demur.rejectors import Con, RCon
 from demur.spec import importing
-from demur.training.retrofitting import (
-    HeadComparison,
-    _advice,
-    _grade,
-    retrofit_recipe,
-)
+from demur.training.retrofitting import HeadComparison, _advice, _grade, retrofit_recipe
 from tests.conftest import Command
 from tests.own_images import write_folder
 

@@ -50,10 +50,7 @@ def test_ordinary():
 
 @pytest.mark.parametrize(
     ("scale", "expected", "outcomes"),
-    [
-        ("", 3, {"passed": 3, "skipped": 2}),
-        ("0.5", 500, {"passed": 4, "deselected": 1}),
-    ],
+    [("", 3, {"passed": 3, "skipped": 2}), ("0.5", 500, {"passed": 4, "deselected": 1})],
 )
 def test_long_versions_run_where_asked_for(
     pytester: pytest.Pytester,

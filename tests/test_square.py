@@ -105,10 +105,7 @@ def test_uses_forward_passes_only_and_successes_leave_the_batch(
 
 @BALLS
 def test_the_verification_interval_does_not_change_the_result(
-    ball: Ball,
-    quick_net: QuickNet,
-    batch: tuple[Tensor, Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for interval in (1, square.VERIFY_EVERY, 1000):

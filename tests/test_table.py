@@ -121,8 +121,7 @@ def test_wrong_arguments_are_one_sentence(command: Command, in_empty_folder: Pat
     )
     expect_error(command(*STUDY, "methods-digits", "seed=3"), "say how many with --seeds")
     expect_error(
-        command(*STUDY, "methods-digits", "--only", "pgdat-r"),
-        "the table has no entry 'pgdat-r'",
+        command(*STUDY, "methods-digits", "--only", "pgdat-r"), "the table has no entry 'pgdat-r'"
     )
     assert not (in_empty_folder / "runs").exists()
     expect_error(

@@ -26,10 +26,7 @@ def test_a_number_must_be_finite(words: str, number: str, command: Command) -> N
         ("data gett", "no such command 'gett' (did you mean 'get'?); see demur data -h"),
         ("train", "missing argument 'recipe'; see demur train -h"),
         ("attack", "missing argument 'RUN'; see demur attack -h"),
-        (
-            "train x --outt y",
-            "no such option: --outt (did you mean --out?); see demur train -h",
-        ),
+        ("train x --outt y", "no such option: --outt (did you mean --out?); see demur train -h"),
         ("score x -z", "no such option: -z; see demur score -h"),
         ("-z", "no such option: -z; see demur -h"),
         ("score x y", "got unexpected extra argument(s) (y); see demur score -h"),

@@ -15,14 +15,7 @@ from demur import AutoAttack, Linf, verify
 from demur.attacks import PGD, AcceptedError, Clean
 from demur.calibrate import TPR, Coverage
 from demur.errors import BadInput
-from demur.evaluate import (
-    LoadedRun,
-    RecordOptions,
-    RejectorEvaluation,
-    archive,
-    pack,
-    run_attack,
-)
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, pack, run_attack
 from demur.evaluate.certificates import issue
 from demur.guards import Guard
 from demur.rejectors import Con, RCon

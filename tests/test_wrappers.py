@@ -18,15 +18,7 @@ from demur.methods import Standard
 from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
 from demur.runs import Run
 from demur.spec import digest, read, show
-from demur.training import (
-    FastSteps,
-    PlainSteps,
-    Progress,
-    Training,
-    TrainState,
-    Validator,
-    train,
-)
+from demur.training import FastSteps, PlainSteps, Progress, Training, TrainState, Validator, train
 from demur.training.state import EMA
 
 CPU = torch.device("cpu")
@@ -257,8 +249,7 @@ def test_awp_starts_at_its_epoch(few_digits: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [["bn=batch", *BOTH], ["bn=train", *BOTH, "awp_start=0.5"], ["bn=eval", "ema=0.9"]],
+    "changes", [["bn=batch", *BOTH], ["bn=train", *BOTH, "awp_start=0.5"], ["bn=eval", "ema=0.9"]]
 )
 def test_fast_steps_with_ema_and_awp_end_with_the_plain_steps_weights(
     few_digits: None, changes: list[str]

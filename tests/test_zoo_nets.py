@@ -1,6 +1,7 @@
 """Nets of the zoo: weights with 8 bits, and opening a net by its name."""
 
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import torch
 
 import demur
 from demur.errors import BadInput
-from demur.files.atomic import SCALE, quantise, restore
+from demur.files.atomic import SCALE, restore
 from demur.runs import Run
 from demur.runs.run import zoo_folder, zoo_names
 from tests.conftest import Command
 
+quantise = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "zoo.py"))["quantise"]
 LARGEST_ZOO = 36_000_000  # bytes
 
 

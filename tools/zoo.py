@@ -7,14 +7,35 @@ demur attack zoo/NAME ...
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from demur.files.atomic import quantise, read_json, write_json, write_tensors
+from demur.files.atomic import SCALE, read_json, write_json, write_tensors
 from demur.runs import Run
 
+LARGE = 50_000  # numbers of a tensor from which on it is stored with 8 bits
+INT8_STEPS = 127
 ZOO = Path(__file__).parents[1] / "zoo"
+
+
+def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for `restore` of demur.files.atomic; integers are left as they are."""
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= LARGE:
+            scale = (
+                tensor.float().flatten(1).abs().amax(1).clamp(min=torch.finfo().tiny) / INT8_STEPS
+            )
+            small[name] = (
+                (tensor.float() / scale.view(-1, *[1] * (tensor.ndim - 1))).round().to(torch.int8)
+            )
+            small[name + SCALE] = scale
+        else:
+            small[name] = tensor.half() if tensor.is_floating_point() else tensor
+    return small
 
 
 def main(source: str, name: str) -> None:

@@ -187,7 +187,7 @@ class EnsembleEvaluation:
             raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
         check_batch(x_orig, y_orig)
         with ExitStack() as stack:
-            engine = "plain" if ray_cluster.in_use() else self.engine
+            engine = "plain" if ray_cluster.RAY.get() else self.engine
             if engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
             device, given = device_for(self.model, x_orig, self.device), self.model
@@ -209,7 +209,7 @@ class EnsembleEvaluation:
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
             workers = None
-            if ray_cluster.in_use():
+            if ray_cluster.RAY.get():
                 workers = ray_cluster.Workers(self._members()[0], model.model, batch, bs)
                 stack.callback(workers.close)
             part = PartRun(model, batch, bs, skip, chain_state, state, {}, workers)

@@ -27,7 +27,7 @@ from demur.numerics import raise_deferred
 RETRIES = 3  # of a worker that dies
 SECONDS = 5.0  # to wait for the head node
 FIRST_IMAGES = 64  # test the copy of the model on a GPU
-_RAY: ContextVar[Any] = ContextVar("ray", default=None)
+RAY: ContextVar[Any] = ContextVar("ray", default=None)  # the module while a cluster is in use
 
 
 @contextmanager
@@ -51,11 +51,11 @@ def cluster(address: str | None) -> Iterator[None]:
     own = not ray.is_initialized()
     if own:
         _connect(ray, address)
-    token = _RAY.set(ray)
+    token = RAY.set(ray)
     try:
         yield
     finally:
-        _RAY.reset(token)
+        RAY.reset(token)
         if own:
             ray.shutdown()
 
@@ -73,11 +73,6 @@ def _connect(ray: Any, address: str) -> None:
             f"no Ray cluster answers at {address!r}: {first_line(error)}; give auto, HOST:PORT of "
             "a head node, or ray://HOST:PORT"
         ) from None
-
-
-def in_use() -> bool:
-    """Whether ensembles attack on a cluster."""
-    return _RAY.get() is not None
 
 
 class Worker:
@@ -109,7 +104,7 @@ class Workers:
     """The workers of one evaluation, on as many GPUs or cores as it has blocks for."""
 
     def __init__(self, chain: Chain, model: Model, batch: AttackBatch, bs: int) -> None:
-        self.ray, self.batch = _RAY.get(), batch
+        self.ray, self.batch = RAY.get(), batch
         found = self.ray.cluster_resources()
         device = "cuda" if found.get("GPU", 0) >= 1 else "cpu"
         most = int(found.get("GPU" if device == "cuda" else "CPU", 0))

@@ -233,10 +233,6 @@ def _impulse_noise(x: Bytes, share: float, generators: Generators) -> Bytes:
     return np.where(noise < share / 2, 0, np.where(noise < share, 255, x)).astype(np.uint8)
 
 
-def _defocus_blur(x: Bytes, constants: tuple[float, float], generators: Generators) -> Bytes:
-    return _bytes(disk_blur(_unit(x), *constants))
-
-
 def _glass_blur(x: Bytes, constants: tuple[float, int], generators: Generators) -> Bytes:
     sigma, passes = constants
     x = _bytes(smooth(_unit(x), sigma))
@@ -350,7 +346,10 @@ _CORRUPTIONS: dict[str, tuple[Callable[..., Bytes], tuple[Any, Any, Any, Any, An
     "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
     "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": (_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "defocus_blur": (
+        lambda x, constants, _: _bytes(disk_blur(_unit(x), *constants)),
+        ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
+    ),
     "glass_blur": (_glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
     "motion_blur": (_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "zoom_blur": (_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),

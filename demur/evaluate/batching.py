@@ -82,7 +82,9 @@ def attack_in_batches(
             size //= 2
             continue
         for (start, stop), x_adv in zip(round_pieces, here.gather(own_x_adv), strict=False):
-            finished[start, stop] = _store(x_adv[: stop - start], start, parts)
+            content = bytes_of({"x_adv": x_adv[: stop - start].cpu().contiguous()})
+            finished[start, stop] = path = parts / _piece_name((start, stop), content)
+            write_bytes(path, content)
         own_x_adv = x_adv = torch.empty(0)  # frees the batch before the next one
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
@@ -111,14 +113,6 @@ def _craft_piece(
         torch.cuda.empty_cache()
     shape = longest, *images.pixels.shape[1:]
     return images.y.new_zeros(shape, dtype=torch.float32), bool(own)
-
-
-def _store(x_adv: Tensor, start: int, parts: Path) -> Path:
-    """File of adversarial examples, the first of which is that of image `start`."""
-    content = bytes_of({"x_adv": x_adv.cpu().contiguous()})
-    path = parts / _piece_name((start, start + len(x_adv)), content)
-    write_bytes(path, content)
-    return path
 
 
 def _piece_name(piece: Piece, content: bytes) -> str:

@@ -35,23 +35,6 @@ from demur.errors import BadInput, bad_input, first_line, import_optional, short
 from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
 
 SCALE = ".int8_scale"  # suffix of the name of the scales of a tensor
-LARGE = 50_000  # numbers of a tensor from which on it is stored with 8 bits
-INT8_STEPS = 127
-
-
-def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors for `restore`; tensors of integers are left as they are."""
-    small: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= LARGE:
-            scale = (
-                tensor.float().flatten(1).abs().amax(1).clamp(min=torch.finfo().tiny) / INT8_STEPS
-            )
-            small[name] = (tensor.float() / _per_channel(scale, tensor)).round().to(torch.int8)
-            small[name + SCALE] = scale
-        else:
-            small[name] = tensor.half() if tensor.is_floating_point() else tensor
-    return small
 
 
 def restore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,12 +43,8 @@ def restore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in full.items():
         scale = tensors.get(name + SCALE)
         if scale is not None and scale.shape == tensor.shape[:1]:
-            full[name] = tensor.float() * _per_channel(scale, tensor)
+            full[name] = tensor.float() * scale.view(-1, *[1] * (tensor.ndim - 1))
     return full
-
-
-def _per_channel(scale: Tensor, tensor: Tensor) -> Tensor:
-    return scale.view(-1, *[1] * (tensor.ndim - 1))
 
 
 MEGABYTE = 1 << 20

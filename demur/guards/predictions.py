@@ -86,8 +86,9 @@ def write_predictions(
         for start in range(0, len(paths), PART):
             parts.append(_finished_part(guard, paths[start : start + PART], folder, start))
             rows = _rows(parts[-1])
-            counts.update(map(_outcome, rows))
             for row in rows:
+                read = "accepted" if row["accepted"] else "rejected"
+                counts["unreadable" if row["error"] else read] += 1
                 if row["error"]:
                     on_error(row["error"])
             on_progress(start + len(rows), len(paths))
@@ -107,10 +108,6 @@ def write_predictions(
     with suppress(OSError):
         folder.rmdir()
     return counts
-
-
-def _outcome(row: Row) -> str:
-    return "unreadable" if row["error"] else "accepted" if row["accepted"] else "rejected"
 
 
 def _finished_part(guard: Guard, paths: Sequence[Path], folder: Path, start: int) -> Path:

@@ -26,13 +26,7 @@ from demur.errors import BadInput
 from demur.evaluate import RecordOptions, RejectorEvaluation, tcon_of, values
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
-from demur.paper.paper_runs import (
-    RUNS_IN_MEMORY,
-    Need,
-    Open,
-    StoredRuns,
-    accuracy_by_severity,
-)
+from demur.paper.paper_runs import RUNS_IN_MEMORY, Need, Open, StoredRuns, accuracy_by_severity
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
 from demur.paper.studies import distances_of, paper_mean_distance
@@ -204,12 +198,7 @@ def _measure_at_first(
 
 
 def _measure(
-    recipe: Recipe,
-    row: PaperRow,
-    column: Column,
-    empty: Cell,
-    stored: "ScoredRuns",
-    scale: str,
+    recipe: Recipe, row: PaperRow, column: Column, empty: Cell, stored: "ScoredRuns", scale: str
 ) -> Cell:
     """The cell on the first run of a recipe that has a record; `empty` if there is none."""
     runs = stored.find(recipe)

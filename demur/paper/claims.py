@@ -21,13 +21,7 @@ import numpy as np
 
 from demur.errors import BadInput, suggestion
 from demur.paper.published import as_list, published_numbers
-from demur.paper.studies import (
-    RecordMetrics,
-    best_constants,
-    p_value,
-    rank_correlation,
-    rr_loss,
-)
+from demur.paper.studies import RecordMetrics, best_constants, p_value, rank_correlation, rr_loss
 
 CLAIMS, GENERATED = "claims.toml", "\n## How to read the tables"
 SHAPE: Any = {"pages": [str], "settings": [str], "names": {}, "claim": [{"text": str, "is": [str]}]}

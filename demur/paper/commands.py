@@ -36,14 +36,11 @@ Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at
 TableNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
-        help="1 to 13, all, text or verdicts.",
-        show_default="list the tables",
+        metavar="[NAME]...", help="1 to 13, all, text or verdicts.", show_default="list the tables"
     ),
 ]
 MissingFrom = Annotated[
-    str | None,
-    typer.Option(help="Compute only cells that the runs of this folder leave empty."),
+    str | None, typer.Option(help="Compute only cells that the runs of this folder leave empty.")
 ]
 OutFile = Annotated[
     str | None,
@@ -390,8 +387,7 @@ def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]
 @study_app.command()
 def recipes(
     name: Annotated[
-        str | None,
-        typer.Argument(help="The comparison.", show_default="list the comparisons"),
+        str | None, typer.Argument(help="The comparison.", show_default="list the comparisons")
     ] = None,
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     read_from: From = None,

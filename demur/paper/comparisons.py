@@ -15,14 +15,7 @@ from typing import NamedTuple
 
 from demur.data import SplitName
 from demur.errors import BadInput, Diverged, suggestion
-from demur.evaluate import (
-    LoadedRun,
-    Protocol,
-    RecordOptions,
-    RejectorEvaluation,
-    Row,
-    ScoredRecord,
-)
+from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, Row, ScoredRecord
 from demur.evaluate.paired_differences import Mean, mean_of, paired
 from demur.metrics import Difference
 from demur.paper.paper_runs import Failure, Need, StoredRuns

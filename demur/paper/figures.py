@@ -158,10 +158,7 @@ def _recipe(evidence: Evidence, scale: Scale) -> Recipe:
 
 
 def _made_from(
-    figure: PaperFigure,
-    records: Sequence[Record | None],
-    recipes: Sequence[Recipe],
-    scale: Scale,
+    figure: PaperFigure, records: Sequence[Record | None], recipes: Sequence[Recipe], scale: Scale
 ) -> str:
     """What a figure was made from, in words; empty for a diagram."""
     if not figure.evidence:

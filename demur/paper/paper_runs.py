@@ -282,11 +282,7 @@ class StoredRuns:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        open_run: Open,
-        on_message: Callable[[str], None],
-        required: bool = True,
+        self, folder: Path, open_run: Open, on_message: Callable[[str], None], required: bool = True
     ) -> None:
         if required and not folder.is_dir():
             raise BadInput(

@@ -38,8 +38,7 @@ def adaptive(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     objectives: Annotated[
-        str | None,
-        typer.Option(help="Names, such as ce-log-score,con-rr.", show_default="all"),
+        str | None, typer.Option(help="Names, such as ce-log-score,con-rr.", show_default="all")
     ] = None,
     etas: Annotated[str, typer.Option(help="Weights of the rejector's term.")] = (
         "0.1,0.3,1,3,10,30,100"
@@ -236,7 +235,6 @@ def theory(
         write_figure(report, opened, Path(out))
     if report.violations:
         typer.echo(
-            f"demur: {report.violations} cases contradict a theorem: a bug in demur",
-            err=True,
+            f"demur: {report.violations} cases contradict a theorem: a bug in demur", err=True
         )
         raise typer.Exit(1)

@@ -154,7 +154,9 @@ def aimed_at(text: str, attack: Attack, rejectors: Sequence[Rejector]) -> list[t
         return [(text, attack)]
     start = f"{text}{',' if ':' in text else ':'}rejector="
     aimed = [replace_specs(attack, dict.fromkeys(own, one)) for one in rejectors]
-    return [(start + _typed_form(one), new) for one, new in zip(rejectors, aimed, strict=True)]
+    custom = r'^Custom\("([^"]*)"(?:, )?'  # typed as Con, or myrej:Gini(power=2)
+    typed = [re.sub(custom, r"\1(", show(one)).removesuffix("()") for one in rejectors]
+    return [(start + text, new) for text, new in zip(typed, aimed, strict=True)]
 
 
 def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
@@ -186,11 +188,6 @@ def rejector_name(rejector: Rejector) -> str:
 def short_name(spec: Spec) -> str:
     """The spec without the modules of own classes: Con, Gini(power=2)."""
     return re.sub(r'Custom\("[^":]*:([^"]*)"(?:, )?', r"\1(", show(spec)).removesuffix("()")
-
-
-def _typed_form(spec: Spec) -> str:
-    """The spec as a user types it: Con, or myrej:Gini(power=2)."""
-    return re.sub(r'^Custom\("([^"]*)"(?:, )?', r"\1(", show(spec)).removesuffix("()")
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -214,17 +214,13 @@ def _named_attacks() -> dict[str, MakeAttack]:
     A class is named by its words in lower case: MaxMinMargin is max-min-margin. Classes that
     consist of other attacks have no name.
     """
-    named: dict[str, MakeAttack] = {
-        _command_name(cls): partial(_with_defaults, cls)
-        for cls in ATTACKS
-        if set(required_fields(cls)) <= {"ball", "criterion"}
-    }
+    named: dict[str, MakeAttack] = {}
+    for cls in ATTACKS:
+        if set(required_fields(cls)) <= {"ball", "criterion"}:
+            name = cls.__name__.removesuffix("Ensemble")
+            words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name)
+            named["-".join(words).lower()] = partial(_with_defaults, cls)
     return _SETTINGS | {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
-
-
-def _command_name(cls: type[Attack]) -> str:
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", cls.__name__.removesuffix("Ensemble"))
-    return "-".join(words).lower()
 
 
 NAMED_ATTACKS = LiveMapping(_named_attacks)

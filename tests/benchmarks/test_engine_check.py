@@ -103,8 +103,7 @@ def test_only_selects_the_compared_pairs(script: Script, in_empty_folder: Path) 
         "no framework, head or precision is called 'trade'; did you mean trades",
     )
     expect_error(
-        script(program, "--only", "ccat,snet"),
-        "no framework and head combine as ccat, snet",
+        script(program, "--only", "ccat,snet"), "no framework and head combine as ccat, snet"
     )
     (in_empty_folder / "other.json").write_text("[]")
     expect_error(

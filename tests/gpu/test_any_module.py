@@ -53,10 +53,7 @@ def test_queries_of_every_size_are_those_of_the_model(
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_an_ensemble_agrees_with_the_plain_engine_and_leaves_all_as_found(
-    device: torch.device,
-    batch: tuple[Tensor, Tensor],
-    tuned: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device, batch: tuple[Tensor, Tensor], tuned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", tuned)
     net, (x, y) = net_on(device), batch
