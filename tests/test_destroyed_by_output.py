@@ -27,7 +27,7 @@ INPUTS = {
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
     "adapter", "against", "allow_host", "attacks", "form", "key", "read_from", "rejector",
     "recipes", "require_signature", "scale", "settings", "sign", "split", "sweep",
-    "by", "entries", "token", "under", "version", "name", "log_format", "log_level",
+    "by", "cluster", "entries", "token", "under", "version", "name", "log_format", "log_level",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],

@@ -71,7 +71,7 @@ def hostile_classes() -> list[str]:
 def hostile_guard(test_images: Images) -> Guard:
     x, y = test_images.batch(slice(0, 200))
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    return guard(net, x, y, class_names=hostile_classes())
+    return guard(net, x, y, class_names=hostile_classes(), accept_chance=True)
 
 
 def rendered_html(card: str) -> str:
