@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def test_labels_of_other_classes_are_named_before_a_risk(
     x, y = images
     with pytest.raises(BadInput, match=r"not shown to be better than chance .*; check the labels"):
         recalibrated(tiny_guard, x, (y + 1) % 10, risk=0.05)
+
+
+def test_swapped_classes_are_named(
+    tiny_guard: Guard, images: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, command: Command
+) -> None:
+    x, y = images
+    right = torch.tensor(tiny_guard(x).labels) == y
+    x, y = x[right], y[right]
+    (one, _), (two, _) = Counter(y.tolist()).most_common(2)
+    swapped = torch.where(y == one, two, torch.where(y == two, one, y))
+    new, old = write_images(tmp_path / "new", x, swapped), tiny_guard.save(tmp_path / "guard")
+    words = ("guard", "recalibrate", str(old), "--data", str(new), "-o", str(tmp_path / "guard-2"))
+    code, _, error = command(*words, "--accept-chance")
+    assert code == 0, error
+    names = [f"{a} are predicted as {b}; check their labels" for a, b in ((one, two), (two, one))]
+    assert [name in " ".join(error.split()) for name in names] == [True, True]
 
 
 def test_the_commands_show_compare_and_recalibrate(
