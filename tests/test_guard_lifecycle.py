@@ -105,8 +105,12 @@ def test_swapped_classes_are_named(
     swapped = torch.where(y == one, two, torch.where(y == two, one, y))
     new, old = write_images(tmp_path / "new", x, swapped), tiny_guard.save(tmp_path / "guard")
     words = ("guard", "recalibrate", str(old), "--data", str(new), "-o", str(tmp_path / "guard-2"))
-    code, _, error = command(*words, "--accept-chance")
-    assert code == 0, error
+    for level, expected in (("--coverage=0.5", 0), ("--risk=0.001", 2)):
+        code, _, error = command(*words, level, "--accept-chance")
+        assert code == expected, error
+        assert error.count("check their labels") >= 2, "also where the risk cannot be certified"
+        assert error.count("no threshold gives") == (code == 2)
+        shutil.rmtree(tmp_path / "guard-2", ignore_errors=True)
     names = [f"{a} are predicted as {b}; check their labels" for a, b in ((one, two), (two, one))]
     assert [name in " ".join(error.split()) for name in names] == [True, True]
 

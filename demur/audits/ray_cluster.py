@@ -35,9 +35,9 @@ def cluster(address: str | None) -> Iterator[None]:
     """Attack with the ensembles of the block on a Ray cluster.
 
     A worker takes one GPU where the cluster has GPUs, else one core. On cores the model is queried
-    as it is, with one thread: results are those of engine="plain" in one process, bit by bit. The
-    block of a worker that dies is attacked again. What runs once (clean images, checks, the student
-    of a masked model, worst-score) runs in this process.
+    as it is, with one thread: unless the model is random, results are those of engine="plain" in
+    one process, bit by bit. The block of a worker that dies is attacked again. What runs once
+    (clean images, checks, the student of a masked model, worst-score) runs in this process.
 
     Args:
         address: "ray://HOST:PORT", "HOST:PORT" of the head node, or "auto": that of the variable

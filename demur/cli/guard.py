@@ -238,13 +238,15 @@ def recalibrate(
     x, y, problems = labelled_images(old, Path(data))
     for problem in problems:
         on_message(f"left out: {problem}")
+    levels = {"tpr": tpr, "coverage": coverage, "risk": risk}
     with catch_warnings(record=True) as found:
-        new = recalibrated(
-            old, x, y, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
-            accept_chance=accept_chance,
-        )  # fmt: skip
-    for one in found:
-        on_message(f"warning: {one.message}")
+        try:
+            new = recalibrated(
+                old, x, y, **levels, confidence=confidence, accept_chance=accept_chance
+            )
+        finally:  # swapped classes are a reason why a risk cannot be certified
+            for one in found:
+                on_message(f"warning: {one.message}")
     factory = read_config(Path(bundle))["model"]["factory"]
     new.save(out, factory=factory, onnx=(Path(bundle) / ONNX).exists(), sign=sign)
     on_message(f"before: {old.rule_text}; now: {new.rule_text}")

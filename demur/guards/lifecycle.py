@@ -96,8 +96,8 @@ def recalibrated(
     if (tpr, coverage, risk) == (None, None, None):
         guarantee = read(str(guard.calibration["guarantee"]), VOCABULARY)
         confidence = guard.calibration["confidence"]
-    found = calibrate(spec, fitted, out, y, guarantee, confidence, accept_chance=accept_chance)
     _warn_of_labels(guard, out, y)
+    found = calibrate(spec, fitted, out, y, guarantee, confidence, accept_chance=accept_chance)
     absent = [name for i, name in enumerate(guard.class_names) if i not in y]
     return replace(
         guard, scores=on_device(found.scores, guard.device),
@@ -107,7 +107,7 @@ def recalibrated(
 
 
 def _warn_of_labels(guard: Guard, out: Output, y: torch.Tensor) -> None:
-    """Warn of classes whose images are mostly predicted as one other class."""
+    """Warn of classes whose images are predicted most often as one other class."""
     for label, name in enumerate(guard.class_names):
         own = prediction(out)[y == label]
         if len(own) and (other := int(own.mode().values)) != label and (own == other).sum() > 4:
