@@ -112,3 +112,13 @@ def test_a_large_array_is_mapped_and_equal(monkeypatch: pytest.MonkeyPatch) -> N
         stream.seek(0)
         with pytest.raises(ValueError, match=r"reshape|multiple"):
             atomic.read_array(stream, size)
+
+
+def test_a_mapped_tensor_that_was_changed_keeps_its_values(tmp_path: Path) -> None:
+    np.arange(12, dtype=np.float32).tofile(tmp_path / "numbers")
+    values = atomic.mapped(tmp_path / "numbers", 3, 4)
+    digest = atomic.tensor_digest({"x": values})
+    values[1] *= 2
+    changed = values.clone()
+    assert atomic.tensor_digest({"x": values}) == atomic.tensor_digest({"x": changed}) != digest
+    assert torch.equal(values, changed)

@@ -254,8 +254,10 @@ def mapped(path: Path, *shape: int) -> Tensor:
 def release(values: Tensor | NDArray[Any] | None) -> None:
     """Let go of the pages of a mapped file, which the next access reads again.
 
-    What was written to them is lost if the mapping is a copy on write.
+    What NumPy wrote to a copy on write is lost; a tensor that torch has changed keeps its pages.
     """
+    if isinstance(values, Tensor) and not values.is_inference() and values._version:
+        return
     base: Any = getattr(values, "mapping", values)
     while isinstance(base, np.ndarray):
         base = base.base
