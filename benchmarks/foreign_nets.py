@@ -1,6 +1,6 @@
 """Models of somebody else's code, in plain PyTorch: they share no class with demur.
 
-model = build("resnet18", tiny=False)                       # also preact, wideresnet, vit, cnn
+model = build("resnet18", tiny=False)                       # also preact, branching, wideresnet, vit, cnn
 fit(model, x, y, epochs=5, eps=8/255)                       # a little robust, against FGSM
 """
 
@@ -28,6 +28,13 @@ class Normalised(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.net((x - self.mean) / self.std)
+
+
+class Branching(Normalised):
+    """The same with a branch that depends on the pixels: it cannot be captured or compiled."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x if bool((x <= 1).all()) else x / 255)
 
 
 class PreActBlock(nn.Module):
@@ -174,15 +181,17 @@ def build(name: str, tiny: bool) -> nn.Module:
     nets: dict[str, Callable[[], nn.Module]] = {
         "resnet18": lambda: PostActResNet18(8 if tiny else 64),
         "preact": lambda: PreActResNet(64, (64, 128, 256, 512), 2),
+        "branching": lambda: PreActResNet(64, (64, 128, 256, 512), 2),
         "wideresnet": lambda: PreActResNet(16, (16, 32, 64) if tiny else (64, 128, 256), 2),
         "cnn": SmallCNN,
         "vit": lambda: VisionTransformer(*((32, 2, 2) if tiny else ())),
     }
-    return Normalised(nets[name](), (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+    kind = Branching if name == "branching" else Normalised
+    return kind(nets[name](), (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 
 
 def load_demur_weights(model: nn.Module, file: Path) -> None:
-    """Load a demur ResNet-18 (fp16 safetensors) into the model "preact"."""
+    """Load a demur ResNet-18 (fp16 safetensors) into the model "preact" or "branching"."""
     stored, renamed = load_file(file), {}
     for key, value in stored.items():
         name = key.removeprefix("trunk.")
