@@ -279,6 +279,10 @@ class TestGrades:
         assert given.autoattack.unbroken == logits.autoattack.unbroken
         assert given.warnings == ()
 
+    def test_small_logits_raise_no_alarm(self) -> None:
+        """Plain PGD on their cross-entropy leaves what it breaks on their margin."""
+        assert audited("logits times 0.01", "auto").grade == Grade.NO_SIGN
+
     def test_two_members_are_not_called_autoattack(self) -> None:
         report = audited("robust, seed 0")
         assert "which is no AutoAttack" in str(report).replace("\n" + " " * 16, " ")

@@ -72,9 +72,9 @@ def tensor_of(image: Image.Image) -> Tensor:
 @pytest.mark.parametrize("magnitude", [0.0, 0.3, 0.99])
 @pytest.mark.parametrize(
     ("operation", "enhance"),
-    enumerate([
+    list(enumerate([
         ImageEnhance.Color, ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Sharpness,
-    ]),
+    ])),
 )  # fmt: skip
 def test_colours_are_those_of_pillow(
     operation: int, enhance: type[ImageEnhance.Color], magnitude: float

@@ -484,7 +484,7 @@ def both_ensembles() -> Iterator[Any]:
             yield pytest.param(kind, of_rejector, marks=[pytest.mark.exhaustive] * is_long)
 
 
-@pytest.mark.parametrize(("kind", "of_rejector"), both_ensembles())
+@pytest.mark.parametrize(("kind", "of_rejector"), list(both_ensembles()))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_odd_models_get_a_verdict_and_stay_as_they_were(kind: str, of_rejector: bool) -> None:
     net, (x, y) = ODD[kind], batch()

@@ -304,6 +304,17 @@ class TestChecks:
         assert note in self.found(net, images)[kind].flags[0].observed
         assert not is_random(net, images[0])
 
+    def test_noise_that_changes_labels_alone_is_random(self) -> None:
+        """The finding: no pass on clean images differed, and the check of jumps saw noise."""
+        dark = torch.full((8, 1, 4, 4), 0.1)
+        images = torch.stack((dark, 1 - dark), 1).flatten(0, 1)
+
+        def hard(x: Tensor) -> Tensor:
+            bright = (x + 0.1 * torch.randn_like(x)).mean((1, 2, 3)) > 0.5
+            return torch.nn.functional.one_hot(bright.long(), 2).float()
+
+        assert all(is_random(hard, images) for _ in range(5))
+
     def test_a_choice_of_few_is_random(self, images: tuple[Tensor, Tensor]) -> None:
         def shifted(x: Tensor) -> Tensor:
             return x.roll(int(torch.randint(3, ())), 3).flatten(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import noise
-from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
+from demur.attacks import Objective, SingleMargin, UntargetedMargin
 from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
@@ -328,23 +328,23 @@ def _changes(
 def _stuck(
     model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
 ) -> CheckResult:
-    """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
+    """Check whether plain PGD on the margin raises it and yet leaves broken images right."""
     broken = (answers.labels(answers(x)) == y) & (answers.labels(answers(x_adv)) != y)
     moved, rising, flipped = x, torch.zeros_like(y), ~broken
     last = torch.full_like(x[:, 0, 0, 0], torch.inf)
     for _ in range(PLAIN_STEPS if broken.any() else 0):
         try:  # on all images, since a draw may depend on the batch
-            grad, loss, out = model.gradient(CE(), moved, y)
+            grad, margin, out = model.gradient(UntargetedMargin(), moved, y)
         except NoGradientError:
             return CheckResult(STUCK, missing="a gradient")
         flipped |= prediction(out) != y
-        rising, last = rising + (loss > last), loss
+        rising, last = rising + (margin > last), margin
         moved = ball.step(x, moved, grad, ball.eps / 4)
     stuck = ~flipped & (rising > 0)
     count, queries, of = int(stuck.sum()), int(rising[stuck].sum()), int(broken.sum())
     flag = Flag(
         STUCK, (),
-        f"{of} images were broken. On {count} of them plain PGD raised the cross-entropy in "
+        f"{of} images were broken. On {count} of them plain PGD raised the logit margin in "
         f"{queries} of {PLAIN_STEPS * count} queries and never flipped the label.",
         "The loss is not that of the decision: attack by decisions and by transfer "
         "(version='black-box'), or write a loss that follows the decision.",
