@@ -71,7 +71,7 @@ def _connect(ray: Any, address: str) -> None:
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise BadInput(
             f"no Ray cluster answers at {address!r}: {first_line(error)}; give auto, HOST:PORT of "
-            "a head node, or ray://HOST:PORT"
+            "a head node, or ray://HOST:PORT; set RAY_AUTH_MODE=token if it asks for a token"
         ) from None
 
 
