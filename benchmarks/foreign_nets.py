@@ -1,7 +1,7 @@
 """Models of somebody else's code, in plain PyTorch: they share no class with demur.
 
-model = build("resnet18", tiny=False)                       # also preact, branching, wideresnet, vit, cnn
-fit(model, x, y, epochs=5, eps=8/255)                       # a little robust, against FGSM
+model = build("resnet18", tiny=False)          # preact, branching, wideresnet, vit, cnn
+fit(model, x, y, epochs=5, eps=8 / 255)        # a little robust, against FGSM
 """
 
 from collections.abc import Callable
