@@ -183,7 +183,7 @@ class FAB(IterativeAttack[FABState]):
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
         x, (grad, margin) = batch.x, self._nearest_margin(batch, x_adv)
         rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
-        pairs = (
+        both = (
             torch.cat((x_adv, x)),
             torch.cat((grad, grad)),
             torch.cat((-margin, rise_from_clean)),
