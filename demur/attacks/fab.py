@@ -183,12 +183,9 @@ class FAB(IterativeAttack[FABState]):
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
         x, (grad, margin) = batch.x, self._nearest_margin(batch, x_adv)
         rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
-        both = (
-            torch.cat((x_adv, x)),
-            torch.cat((grad, grad)),
-            torch.cat((-margin, rise_from_clean)),
-        )
-        from_iterate, from_clean = project_to_hyperplane(self.ball, *pairs).chunk(2)
+        points, rises = torch.cat((x_adv, x)), torch.cat((-margin, rise_from_clean))
+        both = project_to_hyperplane(self.ball, points, torch.cat((grad, grad)), rises)
+        from_iterate, from_clean = both.chunk(2)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(SMALLEST_DIVISOR)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
