@@ -269,14 +269,23 @@ def test_an_unfinished_training_and_a_pack_are_verified(
     assert len(verify(run.path).findings) == 1
 
 
-def test_a_record_of_an_older_version_of_its_attack_is_named_and_no_finding(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stored", "older", "name"),
+    [
+        ("restarts-cifar10/pgdat-rr-seed0", "2 of RejectAutoAttackEnsemble", "reject-autoattack"),
+        ("best-cifar10/long-seed0", "1 of WorstScore", "worst-score"),
+    ],
+)
+def test_a_record_of_an_older_version_of_its_attack_is_named_and_no_finding(
+    stored: str, older: str, name: str, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    shutil.copytree(ROOT / "results" / "restarts-cifar10" / "pgdat-rr-seed0", run)
-    older = "identity: it is of version 2 of RejectAutoAttackEnsemble, now 3"
+    shutil.copytree(ROOT / "results" / stored, run)
+    older = f"identity: it is of version {older}, now 3"
     found = verify(run)
     assert found.findings == []
     assert found.unchecked[older] == 2
-    path = next((run / "records").glob("reject-autoattack-*RCon*.npz"))
+    path = next((run / "records").glob(f"{name}-*RCon*.npz"))
     edit_record(path, nothing, attack="0" * 64)
     found = verify(run)
     assert "digest of the attack is not that of its spec" in found.findings[0].problem

@@ -82,7 +82,7 @@ class WorstScore(Attack):
     rejector: Rejector | Score
     steps: PositiveInt = 100
     targets: PositiveInt | None = 9
-    again: NonNegativeInt = 3
+    again: NonNegativeInt = field(default=3, metadata={"since": 3})
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
     threshold: float | OperatingPoint | None = field(default=None, metadata=later(neutral=None))
