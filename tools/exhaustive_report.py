@@ -9,6 +9,8 @@ long version. What the page says above the line MARK stays.
 
 import json
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ TEXT = """
 ## Results of `make exhaustive`
 
 {of} tests have a long version: {passed} passed, {failed} failed, {skipped} skipped, {missing} not
-run, in {minutes:,.0f} minutes of computing. n is the number of samples, where a test counts them.
+run, in {minutes:,.0f} minutes of computing. A row is a test with all its cases; n is the largest
+number of samples of a case, where a test counts them.
 
 | test | n | seconds | result | commit, date |
 |---|---:|---:|---|---|
@@ -37,21 +40,24 @@ def read_results(source: Path) -> Results:
     return found
 
 
-def row(test: str, result: dict[str, Any] | None) -> str:
-    """One row of the table."""
-    name = test.removeprefix("tests/").replace("|", "/").replace("`", "'")
-    if result is None:
-        return f"| `{name}` | | | not run | |"
-    part = "" if result["scale"] >= 1 else f", {result['scale']:g} of the samples"
-    n = f"{result['n']:,}" if result["n"] else ""
-    when = f"{result['commit']}, {result['date']}"
-    return f"| `{name}` | {n} | {result['seconds']:,.0f} | {result['outcome']}{part} | {when} |"
+def row(name: str, cases: Sequence[dict[str, Any] | None]) -> str:
+    """One row of the table: a test with all its cases, None for those that did not run."""
+    ran = [case for case in cases if case is not None]
+    outcomes = Counter(case["outcome"] for case in ran)
+    outcomes["not run"] = len(cases) - len(ran)
+    result = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
+    parts = sorted({case["scale"] for case in ran if case["scale"] < 1})
+    result += "".join(f", {part:g} of the samples" for part in parts)
+    n = max((case["n"] for case in ran), default=0)
+    seconds = sum(case["seconds"] for case in ran)
+    when = ", ".join(sorted({f"{case['commit']}, {case['date']}" for case in ran}))
+    return f"| `{name}` | {f'{n:,}' if n else ''} | {seconds:,.0f} | {result} | {when} |"
 
 
 def main(source: str, listed: str, target: str) -> int:
     """Write the page; return 1 if a test failed or none ran."""
-    listing = Path(listed).read_text().splitlines()
-    tests = sorted({one for one in listing if one.startswith("tests/")})
+    listing = Path(listed).read_text().splitlines()  # warnings of pytest name tests, too
+    tests = sorted({one for one in listing if "::" in one and not one.startswith("Test: ")})
     results = {test: one for test, one in read_results(Path(source)).items() if test in tests}
     outcomes = [one["outcome"] for one in results.values()]
     text = TEXT.format(
@@ -61,7 +67,10 @@ def main(source: str, listed: str, target: str) -> int:
     )  # fmt: skip
     page = Path(target)
     above = page.read_text().partition(MARK)[0] if page.exists() else "# Long tests\n\n"
-    rows = "\n".join(row(test, results.get(test)) for test in tests)
+    cases = defaultdict(list)
+    for test in tests:
+        cases[test.partition("[")[0].removeprefix("tests/")].append(results.get(test))
+    rows = "\n".join(row(name, those) for name, those in cases.items())
     page.write_text(f"{above}{MARK}\n{text}{rows}\n")
     return int(not results or "failed" in outcomes)
 
