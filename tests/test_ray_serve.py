@@ -40,7 +40,8 @@ def test_the_deployment_of_the_guide_decides_as_the_guard(
     (tmp_path / "cats.py").write_text(block[1])
     (tmp_path / "run.py").write_text(RUN.replace("PORT", str(port)))
     folder = tiny_guard.save(tmp_path / "guard")
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path)])
+    known = os.environ.get("PYTHONPATH", "")  # of ray, where it is no part of the environment
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(tmp_path), known])
     environment = {"GUARD": str(folder), "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
     images = tiny_source.splits["test"].batch(slice(0, 200))[0]
     noise = torch.rand(200, *tiny_guard.shape, generator=torch.Generator().manual_seed(0))
