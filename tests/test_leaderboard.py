@@ -33,7 +33,7 @@ from demur.runs import Run
 from tests.conftest import Command
 
 ROOT = Path(__file__).parents[1]
-SCHEMA = json.loads((ROOT / "demur/leaderboard/entry.schema.json").read_text())
+SCHEMA = json.loads(Path(board.__file__).with_name("entry.schema.json").read_text())
 LARGEST = 600_000  # bytes of all entries
 BALL = Linf(0.15)
 

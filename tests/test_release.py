@@ -15,6 +15,7 @@ import yaml
 import demur
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(demur.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 BUILD = """
@@ -69,7 +70,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_every_extra_that_a_text_names_exists() -> None:
-    texts = [*ROOT.glob("demur/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
+    texts = [*PACKAGE.rglob("*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
     named = {
         extra
         for path in texts
@@ -111,7 +112,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and the wheel, built from a copy of the sources."""
     folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "demur", source / "demur", ignore=ignored)
+    shutil.copytree(PACKAGE, source / "demur", ignore=ignored)
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, source)
@@ -124,8 +125,8 @@ def test_the_sdist_holds_what_a_build_needs_and_no_results(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     package = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "demur").rglob("*")
+        path.relative_to(PACKAGE.parent).as_posix()
+        for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
     needed = package | {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "CITATION.cff"}

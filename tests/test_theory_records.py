@@ -245,4 +245,4 @@ class TestCommand:
 
 
 def test_the_theory_needs_no_torch() -> None:
-    assert "torch" not in (ROOT / "demur" / "paper" / "theorems.py").read_text()
+    assert "torch" not in Path(theory.__file__).read_text()
