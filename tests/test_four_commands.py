@@ -20,7 +20,7 @@ FEWER = {"attack": ["--n", "15"], "serve": ["--port", "0", "--device", "cpu"]}
 
 def readme_commands() -> list[list[str]]:
     """The commands of the section about own images, without comments."""
-    text = (ROOT / "README.md").read_text()
+    text = (Path(__file__).parents[1] / "README.md").read_text()
     section = text[text.index("## Your own images") :]
     block = re.search(r"```text\n(.*?)```", section, re.S)
     assert block is not None

@@ -511,7 +511,7 @@ def test_columns_of_image_rejectors_leave_other_scores_alone(
 
 
 def test_the_rejectors_of_the_guide_are_scored_and_attacked(batch: tuple[Tensor, Tensor]) -> None:
-    guide = (Path(demur.__file__).parents[1] / "docs/guides/extend.md").read_text()
+    guide = (Path(__file__).parents[1] / "docs/guides/extend.md").read_text()
     names: dict[str, Any] = {"__name__": __name__}
     for block in re.findall(r"<!-- run -->\n```python\n(.*?)```", guide, re.S):
         exec(block, names)
