@@ -159,7 +159,7 @@ class TestAudit:
     def test_few_calibration_images_are_said(self) -> None:
         x, y = images()
         found = audit(Logits(), x, y, rejector=Con(), cal=(x[:5], y[:5]), eps=EPS, version="fast")
-        assert "2 of 2 correct predictions (95% asked) on 5 held-out" in found.rule
+        assert "2 of 2 correct predictions (95% asked) on 5 clean" in found.rule
         assert "only roughly" in found.rule
 
 

@@ -279,6 +279,20 @@ class TestGrades:
         assert given.autoattack.unbroken == logits.autoattack.unbroken
         assert given.warnings == ()
 
+    def test_attacks_of_one_kind_say_so(self) -> None:
+        """The findings: Square alone named no gradient, and its check had passed without any."""
+        for version, word in (("black-box", "attacks by gradients, FAB"), ("fast", "Square")):
+            report = audited("robust, seed 0", version)
+            assert f"Not tried: {word}" in str(report.verdict) or word == "Square"
+            (check,) = (one for one in report.sanity if one.kind == MASKED)
+            assert check.missing and not check.flags
+
+    def test_skipped_attacks_have_no_figures(self) -> None:
+        report = audited("detached", "fast")
+        assert report.autoattack.members == ()
+        assert [name for name, _, _ in report.figures()] == ["clean, correct"]
+        assert report.grade == Grade.SUSPICIOUS
+
     def test_small_logits_raise_no_alarm(self) -> None:
         """Plain PGD on their cross-entropy leaves what it breaks on their margin."""
         assert audited("logits times 0.01", "auto").grade == Grade.NO_SIGN

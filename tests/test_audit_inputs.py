@@ -44,6 +44,13 @@ class TestFolders:
         assert x.shape == (3, 3, 4, 4)
         assert y.tolist() == [0, 1, 2]
 
+    def test_an_empty_class_folder_renumbers_no_class(self, tmp_path: Path) -> None:
+        """The finding: later classes got the numbers of earlier ones, and the best grade."""
+        folder = write_folder(tmp_path, count=9, side=6)
+        (folder / "aaa").mkdir()
+        with pytest.raises(BadInput, match="the folder 'aaa' has no image"):
+            audit_images(str(folder), None)
+
     def test_folders_of_splits(self, tmp_path: Path) -> None:
         for name, count in (("train", 3), ("cal", 6), ("test", 9)):
             write_folder(tmp_path / name, count=count, side=6)

@@ -1,6 +1,7 @@
 """Two seconds of the load that benchmarks/serve_load.py gives for a minute."""
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -15,6 +16,7 @@ def start_service(bundle: str, options: list[str]) -> tuple[forked.Process, int]
     process = forked.popen(words)
     line = process.stderr.readline()
     assert line.startswith("serving at"), line
+    Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop its exit
     return process, int(line.strip().rpartition(":")[2])
 
 

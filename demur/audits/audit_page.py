@@ -77,13 +77,11 @@ def member_rows(result: EnsembleResult) -> list[tuple[str, ...]]:
     """Return the cells of the table of attacks: budget, time and what each one broke."""
     return [
         (
-            one.name,
-            f"{one.gradient_queries:g} gradients"
-            if one.gradient_queries
-            else f"{one.forward_queries} passes",
-            f"{one.attacked}", f"{one.broke}", f"{one.seconds:.1f}", one.attack,
+            m.name, f"{m.gradient_queries:g} gradients" if m.gradient_queries
+            else f"{m.forward_queries} passes", f"{m.attacked}", f"{m.broke}", f"{m.seconds:.1f}",
+            m.attack,
         )
-        for one in result.members
+        for m in result.members
     ]  # fmt: skip
 
 

@@ -135,7 +135,8 @@ class AuditReport:
     def figures(self) -> Iterator[tuple[str, Counts, str]]:
         """Yield the figures of the report: a name, counts, and the kind of count that is meant."""
         yield "clean, correct", self.autoattack.clean, "accepted_right"
-        yield "attacked, correct", self.autoattack.attacked, "accepted_right"
+        if self.autoattack.members:  # else every attack was skipped
+            yield "attacked, correct", self.autoattack.attacked, "accepted_right"
         if self.autoattack.unconfirmed:
             n, never = len(self.autoattack.y), self.autoattack.unbroken
             yield "attacked, never broken", Counts(never, n - never, 0), "accepted_right"
@@ -144,8 +145,10 @@ class AuditReport:
             accepted = Counts(clean.accepted_right + clean.accepted_wrong, 0, clean.rejected)
             yield "clean, accepted", accepted, "accepted_right"
             yield "clean, accepted errors", clean, "accepted_wrong"
-            yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
-            yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
+            if self.accepted_errors.members:
+                yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
+            if self.forced_rejections.members:
+                yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
         for point in self.worst_case.points if self.worst_case is not None else ():
             n = len(self.autoattack.y)
             counts = Counts(n - round(point.share * n), round(point.share * n), 0)
@@ -260,10 +263,11 @@ class _Audit:
         self, rejector: Any, images: Images, cal: Images | None, at: float | None, tpr: float
     ) -> tuple[AcceptedError, str, Images]:
         """Return the rejector with its threshold, a sentence about it, and the images to attack."""
-        origin = "given"
+        kind, origin = "clean", "given"
         if cal is None and (at is None or not isinstance(rejector, Score)):
             cal, images = _split(images, self.seed)
-            origin = f"a random {CAL_SHARE:.0%} of the given ones, seed {self.seed}, not attacked"
+            part = f"a random {CAL_SHARE:.0%} of the given ones, seed {self.seed}, not attacked"
+            kind, origin = "held-out clean", part
         fitted = ""
         if not isinstance(rejector, Score):
             assert cal is not None
@@ -283,7 +287,7 @@ class _Audit:
             few = "; so few images fix it only roughly" if right.sum() < FEW_CORRECT else ""
             how = (
                 f"which accepts {(scores[right] >= at).sum()} of {right.sum()} correct predictions "
-                f"({tpr:.0%} asked) on {len(right)} held-out clean images ({origin}){few}; frozen "
+                f"({tpr:.0%} asked) on {len(right)} {kind} images ({origin}){few}; frozen "
                 "before any attack"
             )
         if isinstance(score, nn.Module):

@@ -81,6 +81,8 @@ def not_tried(results: Sequence[Any]) -> list[str]:
     names = [name for result in results for name in result.seconds]
     kinds = KINDS_OF_ATTACK.items()
     missing = [kind for begins, kind in kinds if not any(n.startswith(begins) for n in names)]
+    if not any(member.uses_gradient for result in results for member in result.members):
+        missing.insert(0, "attacks by gradients")
     return [*missing, "other norms and radii", "an attack written for this model"]
 
 

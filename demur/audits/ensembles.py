@@ -301,6 +301,7 @@ class EnsembleEvaluation:
             except NoGradientError as error:
                 if not part.skip_without_gradient:
                     raise
+                del part.seconds[name]  # it is no attack of the result
                 return [_warn(f"{name} was skipped: {error}")]
         part.state.save(chain_state, at_once=True)
         part.seconds[name] = perf_counter() - started

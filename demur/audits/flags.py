@@ -30,10 +30,8 @@ STUCK = "the loss rose and nothing flipped"
 MASKED = "attacks without gradients succeed where gradients fail"
 UNCONFIRMED = "successes were not confirmed"
 IMPLAUSIBLE = "the figure is implausible"
-# The largest share of images that no attack is known to break, by radius: for each list of
-# RobustBench the entry with the largest figure, which is the smaller one of AutoAttack's and an
-# external evaluation's (github.com/RobustBench/robustbench, model_info, commit 78fcc9e of 31 March
-# 2025). Nobody has to stay below it; a figure above it needs more evidence than an audit.
+# The largest share of images that no attack is known to break, by radius: of RobustBench's entries
+# (commit 78fcc9e of 31 March 2025), with external evaluations; more needs more evidence.
 BEST_KNOWN: dict[tuple[str, type[Ball]], tuple[float, float]] = {
     ("cifar10", Linf): (8 / 255, 0.7371),  # Bartoldson2024Adversarial_WRN-94-16
     ("cifar10", L2): (0.5, 0.8497),  # Wang2023Better_WRN-70-16
@@ -43,6 +41,7 @@ BEST_KNOWN: dict[tuple[str, type[Ball]], tuple[float, float]] = {
 ASKED, ALONE = 64, 8  # images of a check, and those that are asked one by one and again
 REPEATS = 100
 DRAWS = 3  # of a randomised model that are checked
+BOTH = "attacks with and attacks without gradients"
 A_DRAW = "a model that draws from the generators of torch, NumPy or Python"
 STEP_SHARES = (1 / 4, 1 / 16, 1 / 64)  # of the radius: lengths of the steps of a slope
 SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient predicts
@@ -401,8 +400,9 @@ def success_checks(result: EnsembleResult) -> list[CheckResult]:
         "until then count the images that no attack broke.",
     )  # fmt: skip
     is_unsure = result.unconfirmed > max(1, MASKED_SHARE * len(result.y))
+    missing = "" if len({member.uses_gradient for member in result.members}) > 1 else BOTH
     return [
-        CheckResult(MASKED, (masked,) if count > max(1, MASKED_SHARE * left) else ()),
+        CheckResult(MASKED, (masked,) if count > max(1, MASKED_SHARE * left) else (), missing),
         CheckResult(UNCONFIRMED, (unsure,) if is_unsure else ()),
     ]
 

@@ -116,6 +116,11 @@ def _folder(
     """Return the images of a folder, n drawn evenly over the classes; with splits test and cal."""
     source = open_source(data)
     found = {entry.label for entry in source.entries}
+    if empty := sorted(getattr(source, "class_folders", found) - found):
+        raise BadInput(
+            f"the folder {empty[0]!r} has no image, so later classes would get other numbers; "
+            "delete it if the model has no such class, else add an image"
+        )
     classes = {name: number for number, name in enumerate(source.names or sorted(found))}
     if all(name.isdecimal() for name in found):  # numbers are those of the model
         classes = {name: int(name) for name in found}
@@ -166,10 +171,7 @@ PART_BYTES = 2**28  # of the images of a part, in fp32
 def image_parts(x: Any, y: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield images (N, C, H, W, floats) and labels (N, int64) in parts of about PART_BYTES.
 
-    Args:
-        x: Images: a tensor or a NumPy array (uint8 values are divided by 255), or an iterable of
-            batches (images, labels) such as a DataLoader, which must keep its order.
-        y: Labels: a tensor or an array; None if x yields them.
+    x is a tensor or an array (uint8 is divided by 255), or yields batches (images, labels).
     """
     if is_dataset(x) and y is None:
         x = _batches(x)

@@ -208,7 +208,7 @@ class FolderSource(FileSource):
     """FOLDER/CLASS/IMAGE, or FOLDER/SPLIT/CLASS/IMAGE with at least a folder train."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.entries, self.paths = folder, [], []
+        self.folder, self.entries, self.paths, self.class_folders = folder, [], [], set[str]()
         names = _folders_in(folder)
         splits = {name: SPLIT_WORDS[name.lower()] for name in names if name.lower() in SPLIT_WORDS}
         if "fit" not in splits.values():
@@ -229,6 +229,7 @@ class FolderSource(FileSource):
             )
 
     def _add_classes(self, folder: Path, names: list[str], split: SplitName | None) -> None:
+        self.class_folders |= {*names}
         for name in names:
             for path in files_below(folder / name):
                 if path.suffix.lower() not in SUFFIXES:

@@ -152,14 +152,9 @@ class Framework(Spec, ABC):
 
     @abstractmethod
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """Return adversarial examples, N, C, H, W.
+        """Return adversarial examples, N, C, H, W, on the net in train mode.
 
-        Args:
-            net: The net in train mode.
-            x: Images, N, C, H, W, in [0, 1].
-            y: Labels, N.
-            index: Positions of the images in the data set, N; they seed the noise.
-            stream: Number of the training step, so that every step draws its own noise.
+        The positions `index` (N) in the data set and the number `stream` of the step seed noise.
         """
 
     @abstractmethod

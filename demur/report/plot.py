@@ -289,12 +289,7 @@ def _band(axes: "Axes", x: FloatArray, ends: FloatArray) -> None:
 
 
 def save(axes: "Axes", path: str | Path) -> None:
-    """Write the figure of the axes as PDF, SVG or PNG, by the ending of the path, without a date.
-
-    Args:
-        axes: Axes that a function of this module returned.
-        path: The file, which is replaced if it is of the same kind.
-    """
+    """Write the figure as PDF, SVG or PNG, by the ending, undated; replace one of its kind."""
     from matplotlib import style
 
     kind = Path(path).suffix[1:].lower()
