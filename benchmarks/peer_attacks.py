@@ -24,8 +24,8 @@ from demur.cli.evaluate import RunName, load_run
 from demur.cli.progress import on_message
 from demur.data import Images
 from demur.evaluate import LoadedRun, RecordOptions
-from demur.evaluate.batching import default_batch_size
 from demur.evaluate.recording import VERDICT_BATCH
+from demur.evaluate.resumable_batches import default_batch_size
 from demur.nets import RejectingNet
 from demur.numerics import tf32
 from demur.output import prediction

@@ -65,14 +65,12 @@ if TYPE_CHECKING:
         Head,
         Method,
         NoHead,
-        OneCycle,
-        Piecewise,
         SNet,
         Standard,
     )
     from demur.nets import FactoryNet, ResNet8, ResNet18, WideResNet
     from demur.output import Output
-    from demur.recipes import Recipe, recipe
+    from demur.recipes import OneCycle, Piecewise, Recipe, recipe
     from demur.rejectors import (
         CPR,
         GDA,
@@ -118,13 +116,10 @@ _MODULES = {
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation compare resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
-    "methods": (
-        "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
-        "Standard"
-    ),
+    "methods": "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead SNet Standard",
     "nets": "FactoryNet ResNet18 ResNet8 WideResNet",
     "output": "Output",
-    "recipes": "Recipe recipe",
+    "recipes": "OneCycle Piecewise Recipe recipe",
     "rejectors": (
         "CPR GDA GMM KD KNN LID Con Consistency Coupled Energy Entropy GDAStar ImageRejector "
         "MaxLogit ModelScore PerClass Rejector Score SoftmaxMargin RCon ViM "

@@ -14,9 +14,9 @@ from demur.attacks import Clean
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
-from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
+from demur.methods import PGDAT, RR, Standard
 from demur.nets import ResNet18
-from demur.recipes import RECIPES, Recipe, recipe
+from demur.recipes import RECIPES, OneCycle, Piecewise, Recipe, recipe
 from demur.report.terminal import train_command
 from demur.runs import Run
 from demur.training import train

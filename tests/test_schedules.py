@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from demur.methods import OneCycle, Piecewise
+from demur.recipes import OneCycle, Piecewise
 
 
 def test_piecewise_drops_at_the_papers_epochs() -> None:

@@ -45,9 +45,9 @@ from demur.attacks.objectives.rejector import CARLMargin, CARLObjective, Rejecti
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, IDBH, CropFlip
 from demur.errors import BadInput
-from demur.methods import ADR, FRAMEWORKS, HEADS, PGDAT, RR, LabelSmoothing, Method, Piecewise
+from demur.methods import ADR, FRAMEWORKS, HEADS, PGDAT, RR, LabelSmoothing, Method
 from demur.nets import FactoryNet
-from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
+from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, Piecewise, recipe
 from demur.rejectors import (
     REJECTORS,
     AcceptProbability,

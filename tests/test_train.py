@@ -18,8 +18,7 @@ import demur
 from demur.data import SPLITS, Digits, Splits
 from demur.errors import BadInput, Diverged
 from demur.files.atomic import exclusive_lock
-from demur.methods import Piecewise
-from demur.recipes import RECIPES, Recipe, recipe
+from demur.recipes import RECIPES, Piecewise, Recipe, recipe
 from demur.runs import Run
 from demur.spec import digest
 from demur.training import Progress, Training, check_trainable, loop, train

@@ -134,7 +134,7 @@ def listings(
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
         "methods": lambda: described(
-            [*methods.FRAMEWORKS, *methods.HEADS, *methods.LABELS, *methods.SCHEDULES]
+            [*methods.FRAMEWORKS, *methods.HEADS, *methods.LABELS, *recipes.SCHEDULES]
         ),
         "augmentation": lambda: described(data.AUGMENTS),
         "models": lambda: _runs(zoo_folder()),

@@ -26,14 +26,14 @@ from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.corruptions import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.evaluate.batching import (
+from demur.evaluate.binding import BoundSpec, resolve_thresholds
+from demur.evaluate.probing import PROBED, probe
+from demur.evaluate.resumable_batches import (
     FinishedBatches,
     ProgressCallback,
     attack_in_batches,
     default_batch_size,
 )
-from demur.evaluate.binding import BoundSpec, resolve_thresholds
-from demur.evaluate.probing import PROBED, probe
 from demur.files.atomic import exclusive_lock, mapped
 from demur.images import check_batch
 from demur.nets import RejectingNet

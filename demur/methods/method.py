@@ -1,4 +1,4 @@
-"""A training method: a framework and a head. Soft labels. Learning-rate schedules.
+"""A training method: a framework and a head. Soft labels.
 
 The *head-only subset* is a fixed share of the training images. The auxiliary loss uses these images
 alone and the classification loss uses the others alone, so that the head is trained on images that
@@ -199,59 +199,3 @@ class Method(Spec):
             subset_weights(1 - head_only_mask) * loss_per_image
             + subset_weights(head_only_mask) * auxiliary
         ).mean()
-
-
-@dataclass(frozen=True)
-class Schedule(Spec, ABC):
-    """A learning rate for every step of a run; `peak` is the largest."""
-
-    peak: Positive = 0.1
-
-    @abstractmethod
-    def __call__(self, progress: float) -> float:
-        """Learning rate of the step after which `progress` (0 to 1) of all steps are done."""
-
-
-@dataclass(frozen=True)
-class Piecewise(Schedule):
-    """Constant learning rate, multiplied by `gamma` at each of `milestones`.
-
-    Args:
-        peak: The first learning rate.
-        milestones: Shares of the run; the defaults are epochs 100 and 105 of the paper's 110.
-        gamma: The factor at each milestone.
-
-    Example:
-        >>> from demur import Piecewise
-        >>> Piecewise(0.1, milestones=(0.5,))(progress=0.25)
-        0.1
-    """
-
-    # the step that reaches a milestone has the lower rate
-    milestones: tuple[UnitInterval, ...] = (10 / 11, 21 / 22)
-    gamma: Positive = 0.1
-
-    def __call__(self, progress: float) -> float:
-        return self.peak * self.gamma ** sum(progress >= share for share in self.milestones)
-
-
-@dataclass(frozen=True)
-class OneCycle(Schedule):
-    """Linear increase to the peak during the share `warmup` of the run, then linear decay to 0.
-
-    Args:
-        peak: The largest learning rate.
-        warmup: The share of the run before the peak.
-
-    Example:
-        >>> from demur import OneCycle
-        >>> OneCycle(0.2, warmup=0.5)(progress=0.25)
-        0.1
-    """
-
-    warmup: UnitInterval = 0.3
-
-    def __call__(self, progress: float) -> float:
-        up = progress / self.warmup if self.warmup > 0 else 1.0
-        down = (1 - progress) / (1 - self.warmup) if self.warmup < 1 else 1.0
-        return self.peak * max(0.0, min(up, down))

@@ -14,7 +14,7 @@ from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
 from demur.files.atomic import MEGABYTE, read_regular_file
-from demur.methods import FRAMEWORKS, HEADS, LABELS, SCHEDULES, Method
+from demur.methods import FRAMEWORKS, HEADS, LABELS, Method
 from demur.nets import NETS, FactoryNet
 from demur.recipes.attacks import (
     ADAPTIVE_ATTACKS,
@@ -24,7 +24,7 @@ from demur.recipes.attacks import (
     LiveMapping,
     attack_group,
 )
-from demur.recipes.training import RECIPES, Recipe
+from demur.recipes.training import RECIPES, SCHEDULES, OneCycle, Piecewise, Recipe
 from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import (
     Spec,
@@ -41,9 +41,10 @@ from demur.spec import (
 from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "AnyName",
-    "Recipe", "aimed_at", "as_rejector", "attack", "attack_group", "recipe",
-    "rejector_name", "rejectors_named", "split_changes", "with_changes",
+    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "SCHEDULES", "VOCABULARY",
+    "AdaptiveObjective", "AnyName", "OneCycle", "Piecewise", "Recipe", "aimed_at", "as_rejector",
+    "attack", "attack_group", "recipe", "rejector_name", "rejectors_named", "split_changes",
+    "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)

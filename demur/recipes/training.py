@@ -1,9 +1,10 @@
-"""Recipes of training runs: everything that determines a result, and the named ones.
+"""Recipes of training runs: everything that determines a result, and the named ones; schedules.
 
 Named are the embedded digits, the paper's runs on CIFAR-10, and a user's own images. Other heads,
 settings, nets and data are changes of these.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -37,9 +38,6 @@ from demur.methods import (
     LabelSmoothing,
     Method,
     NoHead,
-    OneCycle,
-    Piecewise,
-    Schedule,
     SNet,
     Standard,
 )
@@ -48,10 +46,76 @@ from demur.nets import NetSpec, ResNet8, ResNet18
 from demur.numerics import Precision
 from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import Spec, find_name, later
-from demur.spec.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
+from demur.spec.field_types import (
+    Condition,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    UnitInterval,
+)
 
 # an average with decay 1 never changes, and AWP that starts at the end never runs
 BelowOne = Annotated[float, Condition(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
+
+
+@dataclass(frozen=True)
+class Schedule(Spec, ABC):
+    """A learning rate for every step of a run; `peak` is the largest."""
+
+    peak: Positive = 0.1
+
+    @abstractmethod
+    def __call__(self, progress: float) -> float:
+        """Learning rate of the step after which `progress` (0 to 1) of all steps are done."""
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """Constant learning rate, multiplied by `gamma` at each of `milestones`.
+
+    Args:
+        peak: The first learning rate.
+        milestones: Shares of the run; the defaults are epochs 100 and 105 of the paper's 110.
+        gamma: The factor at each milestone.
+
+    Example:
+        >>> from demur import Piecewise
+        >>> Piecewise(0.1, milestones=(0.5,))(progress=0.25)
+        0.1
+    """
+
+    # the step that reaches a milestone has the lower rate
+    milestones: tuple[UnitInterval, ...] = (10 / 11, 21 / 22)
+    gamma: Positive = 0.1
+
+    def __call__(self, progress: float) -> float:
+        return self.peak * self.gamma ** sum(progress >= share for share in self.milestones)
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Linear increase to the peak during the share `warmup` of the run, then linear decay to 0.
+
+    Args:
+        peak: The largest learning rate.
+        warmup: The share of the run before the peak.
+
+    Example:
+        >>> from demur import OneCycle
+        >>> OneCycle(0.2, warmup=0.5)(progress=0.25)
+        0.1
+    """
+
+    warmup: UnitInterval = 0.3
+
+    def __call__(self, progress: float) -> float:
+        up = progress / self.warmup if self.warmup > 0 else 1.0
+        down = (1 - progress) / (1 - self.warmup) if self.warmup < 1 else 1.0
+        return self.peak * max(0.0, min(up, down))
+
+
+SCHEDULES: list[type[Schedule]] = [Piecewise, OneCycle]
 
 
 @dataclass(frozen=True)
@@ -88,8 +152,7 @@ class Recipe(Spec):
         BadInput: If fields contradict each other.
 
     Example:
-        >>> from demur import PGDAT, RR, Digits, Method, Recipe, ResNet8
-        >>> from demur.methods import OneCycle
+        >>> from demur import PGDAT, RR, Digits, Method, OneCycle, Recipe, ResNet8
         >>> made = Recipe(Digits(), ResNet8(), Method(PGDAT(), RR()), OneCycle(0.3), epochs=24)
     """
 

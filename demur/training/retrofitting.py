@@ -23,8 +23,8 @@ from demur.evaluate import (
     run_attack,
     values,
 )
-from demur.evaluate.batching import ProgressCallback
 from demur.evaluate.record_scores import to_json
+from demur.evaluate.resumable_batches import ProgressCallback
 from demur.files.atomic import write_json
 from demur.methods import PGDAT, RR, Method
 from demur.metrics import Difference, auroc, auroc_difference

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate.batching import (
+from demur.evaluate.resumable_batches import (
     MAX_BATCH_CPU,
     MAX_BATCH_CUDA,
     Piece,
