@@ -1,14 +1,17 @@
-"""Draw docs/package-map.svg: the packages of demur by layer, with an arrow for each import.
+"""Draw docs/package-map.svg, and list every file of the package in docs/design.md.
 
-    python tools/package_map.py                 # write the file
-    python tools/package_map.py --check         # exit 1 if the file is out of date
+    python tools/package_map.py                 # write both
+    python tools/package_map.py --check         # exit 1 if one is out of date
     python tools/package_map.py FOLDER FILE     # draw another checkout and count its imports
+
+The list has the first sentence of each file's docstring or first comment.
 
 Layers come from LAYERS in tests/test_code_style.py. An arrow that follows from two others is left
 out (transitive reduction), and so are arrows to the foundation, which every package may import.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from html import escape
@@ -16,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "package-map.svg"
+DESIGN = ROOT / "docs" / "design.md"
+LIST = "<!-- files -->\n", "<!-- end of files -->\n"  # of the list in DESIGN
 PURPOSE = {
     "paper": "tables, figures, studies",
     "cli": "the command",
@@ -141,6 +146,38 @@ def drawing(root: Path = ROOT) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def file_list(root: Path = ROOT) -> str:
+    """What is in every file, a list for each folder, in Markdown."""
+    lines, folder = [], ""
+    for path in sorted((root / "demur").rglob("*"), key=lambda p: (p.parent, p.name)):
+        text = "" if path.is_dir() else summary(path)
+        if not text or path.name == "__init__.py":
+            continue
+        if folder != (folder := path.parent.relative_to(root).as_posix()):
+            lines += ["", f"**{folder}/**", ""]
+        lines.append(f"- `{path.name}` {text}")
+    return "\n".join([*lines, "", ""])
+
+
+def summary(path: Path) -> str:
+    """The first paragraph of a file's docstring, or of the comment that it begins with."""
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    elif path.suffix in (".js", ".css", ".j2"):
+        begin = r'(?:"use strict";\n)?(?:/\*(.*?)\*/|\{#(.*?)-#\}|// (.*?)\n)'
+        found = re.match(begin, path.read_text(encoding="utf-8"), re.DOTALL)
+        text = next(filter(None, found.groups())) if found else ""
+    else:
+        return ""
+    return " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
+
+
+def with_list(page: str) -> str:
+    """The page of the design with today's list."""
+    before, _, rest = page.partition(LIST[0])
+    return before + LIST[0] + file_list() + LIST[1] + rest.partition(LIST[1])[2]
+
+
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     x0, y0 = start[0] + BOX_W / 2, start[1] + BOX_H
     x1, y1 = end[0] + BOX_W / 2, end[1]
@@ -159,8 +196,10 @@ def _box(x: float, y: float, width: float, height: float, name: str, purpose: st
 
 if __name__ == "__main__":
     if "--check" in sys.argv[1:]:
-        if not TARGET.exists() or TARGET.read_text(encoding="utf-8") != drawing():
-            raise SystemExit(f"{TARGET} is out of date; run python tools/package_map.py")
+        page = DESIGN.read_text(encoding="utf-8")
+        for file, new in ((TARGET, drawing()), (DESIGN, with_list(page))):
+            if not file.exists() or file.read_text(encoding="utf-8") != new:
+                raise SystemExit(f"{file} is out of date; run python tools/package_map.py")
     elif len(sys.argv) == 3:
         root = Path(sys.argv[1])
         Path(sys.argv[2]).write_text(drawing(root), encoding="utf-8")
@@ -171,3 +210,4 @@ if __name__ == "__main__":
         )
     else:
         TARGET.write_text(drawing(), encoding="utf-8")
+        DESIGN.write_text(with_list(DESIGN.read_text(encoding="utf-8")), encoding="utf-8")

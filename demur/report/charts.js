@@ -1,5 +1,5 @@
 "use strict";
-// Drawings on canvas: scatter, curves, images and the training curve.
+// Drawings on canvas: scatter with the threshold, curves, images and the training curve.
 const Charts = (() => {
   const MARGIN = { left: 46, right: 12, top: 12, bottom: 40 };
   const NAMES = ["ink", "soft", "line", "card", "wash", "accent", "right", "wrong"];

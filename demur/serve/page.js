@@ -1,4 +1,5 @@
 "use strict";
+// The page to try the service: images are sent, answers are shown.
 
 const $ = (id) => document.getElementById(id);
 const show = (value) => (value === null ? "none" : Number(value).toPrecision(4));
