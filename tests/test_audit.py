@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +22,9 @@ from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
-from demur.output import as_output, prediction
+from demur.output import Output, as_output, prediction
 from demur.rejectors import GDA, KNN, Con
+from demur.rejectors.image_scores import ImageRejector, Query
 from tests.conftest import Command
 from tests.linear import centred_images
 from tests.test_ensemble_result import Logits
@@ -52,6 +53,15 @@ def images() -> tuple[Tensor, Tensor]:
     y = prediction(as_output(Logits()(x)))
     y[:3] = (y[:3] + 1) % 4
     return x, y
+
+
+@dataclass(frozen=True)
+class Rounded(ImageRejector):
+    """How little the net's answer changes when the image is rounded; it has no gradient."""
+
+    def score(self, model: Query, images: Tensor, output: Output) -> Tensor:
+        with torch.no_grad():
+            return -(model((images * 16).round() / 16).logits - output.logits).abs().amax(-1)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +114,28 @@ class TestAudit:
         )
         assert "ModelScore() must reach 0.45, a given number" in found.rule
         assert found.autoattack.clean.n == COUNT
+
+    def test_a_rejector_without_a_gradient_is_left_to_square(self) -> None:
+        given: Any = {"rejector": Rounded(), "threshold": -0.5}
+        x, y = (part[:12] for part in images())
+        blind = audit(Logits(), x, y, version="black-box", eps=EPS, **given)
+        assert "skipped" not in str(blind)
+        assert blind.accepted_errors is not None
+        assert "square" in blind.accepted_errors.seconds
+        found = audit(Logits(), x, y, eps=EPS, **given)
+        assert found.accepted_errors is not None
+        assert found.forced_rejections is not None
+        assert {"apgd-ce", "apgd-t", "fab-t", "square"} <= {*found.autoattack.seconds}
+        assert "square" in found.accepted_errors.seconds
+        assert [*found.forced_rejections.seconds] == ["square"]
+        assert not {"product", "balanced", "product-t"} & {*found.accepted_errors.seconds}
+        of_score, skipped, *_ = found.accepted_errors.warnings
+        assert of_score.startswith("the score has no gradient for 12 of 12 images")
+        assert skipped.startswith("product, balanced, product-t")
+        assert "skipped: the score of Rounded has no gradient" in skipped
+        assert not any("the gradient is zero" in sentence for sentence in found.warnings)
+        fast = str(audit(Logits(), x, y, eps=0.02, version="fast", **given).verdict)
+        assert "Not tried: attacks by the gradient of the score" in fast
 
     def test_a_rejector_that_is_fitted_gets_images_of_its_own(self) -> None:
         from tests.linear import LinearNet

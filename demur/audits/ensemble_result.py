@@ -25,6 +25,7 @@ KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried
     ("rays", "hopskipjump"): "attacks by decisions",
     ("transfer", "surrogate"): "attacks by transfer",
 }
+FLAT_SCORE = "the score has no gradient"  # beginning of a warning
 
 
 def verdict_of(
@@ -40,14 +41,15 @@ def verdict_of(
         besides = [*dict.fromkeys(flag.kind for flag in flags), *warnings]
         more = [f"Besides: {', '.join(besides)}."] if besides else []
         return Verdict(Grade.BROKEN, (*found, *more))
+    tried = f"Not tried: {', '.join(not_tried(results))}."
     if flags or warnings:
         signs = [f"{flag.kind}: {flag.observed} Remedy: {flag.remedy}" for flag in flags]
         signs += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings]
-        return Verdict(Grade.SUSPICIOUS, tuple(signs))
+        return Verdict(Grade.SUSPICIOUS, (*signs, tried))
     skipped = [check.kind for check in checks if check.missing]
     count = len(checks) - len(skipped)
     made = f"{count} checks found nothing" if count else "No check was made"
-    reasons = [f"{made} on {n} images.", f"Not tried: {', '.join(not_tried(results))}."]
+    reasons = [f"{made} on {n} images.", tried]
     reasons += [f"Not checked: {', '.join(skipped)}."] if skipped else []
     return Verdict(Grade.NO_SIGN, tuple(reasons))
 
@@ -83,6 +85,8 @@ def not_tried(results: Sequence[Any]) -> list[str]:
     missing = [kind for begins, kind in kinds if not any(n.startswith(begins) for n in names)]
     if not any(member.uses_gradient for result in results for member in result.members):
         missing.insert(0, "attacks by gradients")
+    elif any(said.startswith(FLAT_SCORE) for result in results for said in result.warnings):
+        missing.insert(0, "attacks by the gradient of the score")
     return [*missing, "other norms and radii", "an attack written for this model"]
 
 

@@ -81,6 +81,7 @@ class PartRun(NamedTuple):
     chain_state: ChainState
     state: EnsembleState
     seconds: dict[str, float]  # of each attack that ran
+    skipped: dict[str, list[str]]  # attacks, by the reason
     workers: ray_cluster.Workers | None  # None attacks in this process
 
 
@@ -199,7 +200,7 @@ class EnsembleEvaluation:
                 random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
-            warnings = self._first_warnings(model, clean, x, y)
+            warnings = [*map(_warn, self._first_warnings(model, clean, x, y))]
             fast = stack.enter_context(accelerated(model, x, y, bs, engine, self._log))
             index = first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
@@ -212,10 +213,10 @@ class EnsembleEvaluation:
             if ray_cluster.RAY.get():
                 workers = ray_cluster.Workers(self._members()[0], model.model, batch, bs)
                 stack.callback(workers.close)
-            part = PartRun(model, batch, bs, skip, chain_state, state, {}, workers)
+            part = PartRun(model, batch, bs, skip, chain_state, state, {}, {}, workers)
             for member in range(len(self.chain.attacks)):
-                warnings += self._run(member, part, batch)
-            warnings += self._run_on_masking(part)
+                self._run(member, part, batch)
+            warnings += map(_warn, self._run_on_masking(part))
             result = self._part(part, y.cpu(), clean)
             if sanity:
                 near, rule = {type(self).__name__: (self.chain, result.x_adv)}, self.on_masking.rule
@@ -255,7 +256,7 @@ class EnsembleEvaluation:
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
     ) -> list[str]:
-        """Warn of what clean images show about the model and its rejector; return the sentences."""
+        """Return a sentence for each problem that clean images show of model and rejector."""
         first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
         warnings = list(preflight_warnings(model, self.chain, *first))
         if isinstance(self.chain.criterion, RuleCriterion):
@@ -263,12 +264,10 @@ class EnsembleEvaluation:
             scores = [score.double().numpy() for score in clean.scores]
             rule = self.chain.criterion.accept_rule
             warnings += rejector_warnings(rule, scores, clean.accepted.numpy(), right)
-        for sentence in warnings:
-            warn(sentence, stacklevel=4)
         return warnings
 
     def _run_on_masking(self, part: PartRun) -> list[str]:
-        """Run the attacks on masking if there are signs of it; return warnings."""
+        """Run the attacks on masking if there are signs of it; return warnings of all attacks."""
         masking, after = self.on_masking, len(self.chain.attacks)
         signs = square_signs(self.names, part.chain_state)
         needed = bool(masking.attacks) and len(part.chain_state.remaining(after)) > 0
@@ -278,18 +277,21 @@ class EnsembleEvaluation:
                     part.model, part.batch.x, part.batch.y, masking.ball, masking.rule
                 )
             signs = [*(check.kind for check in self.masking if check.flags), *signs]
-        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(masking.attacks, after):
             if needed and (signs or (name == SURROGATE and masking.surrogate is not None)):
                 started, size = perf_counter(), len(part.batch.x)
                 with MemberProgress("student", size, self.verbose) as bar, bar.batch(1):
                     own = masking.batch(name, part.model, part.batch, part.bs)
-                warnings += self._run(member, part, own)
+                self._run(member, part, own)
                 part.seconds[name] = perf_counter() - started
-        return warnings
+        skipped = [
+            f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} skipped: {reason}"
+            for reason, names in part.skipped.items()
+        ]
+        return [*skipped, *(f"gradients may be masked: {sign}" for sign in signs)]
 
-    def _run(self, member: int, part: PartRun, batch: AttackBatch) -> list[str]:
-        """Run one member of the chain on the remaining images; return warnings about it."""
+    def _run(self, member: int, part: PartRun, batch: AttackBatch) -> None:
+        """Run one member of the chain on the remaining images."""
         chain, names = self._members()
         started, name, chain_state = perf_counter(), names[member], part.chain_state
         remaining, part.seconds[name] = chain_state.remaining(member), 0.0
@@ -302,7 +304,8 @@ class EnsembleEvaluation:
                 if not part.skip_without_gradient:
                     raise
                 del part.seconds[name]  # it is no attack of the result
-                return [_warn(f"{name} was skipped: {error}")]
+                part.skipped.setdefault(str(error), []).append(name)
+                return
         part.state.save(chain_state, at_once=True)
         part.seconds[name] = perf_counter() - started
         spent, work = part.seconds[name], cost(chain.attacks[member]) * len(remaining)
@@ -310,7 +313,6 @@ class EnsembleEvaluation:
         later *= len(chain_state.remaining(member + 1))
         left = f"; at most about {spent * later / work:.0f} s left" if later and work else ""
         self._log(f"after {name}: {self._summary(chain_state)} ({spent:.1f} s{left})")
-        return []
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
@@ -343,7 +345,7 @@ def _blocks(
 
 
 def _warn(sentence: str) -> str:
-    warn(sentence, stacklevel=5)
+    warn(sentence, stacklevel=4)
     return sentence
 
 

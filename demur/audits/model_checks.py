@@ -26,6 +26,7 @@ from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Linf
 from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
+from demur.audits.ensemble_result import FLAT_SCORE
 from demur.audits.flags import ASKED, model_checks
 from demur.calibrate import binomial_sf
 from demur.evaluate.probing import probe
@@ -170,8 +171,8 @@ def zero_score_gradients(
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())
         if flat > len(x) / 2:
             yield (
-                f"the score has no gradient for {flat} of {len(x)} images; pass a differentiable "
-                "one as ModelWithScore(model, score, surrogate=...)"
+                f"{FLAT_SCORE} for {flat} of {len(x)} images; pass a differentiable one as "
+                "ModelWithScore(model, score, surrogate=...) or in the method surrogate"
             )
 
 

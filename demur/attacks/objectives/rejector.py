@@ -3,6 +3,7 @@
 import math
 from abc import ABC
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,7 +28,7 @@ from demur.attacks.objectives.classification import (
     Targeted,
     best_wrong,
 )
-from demur.errors import BadInput
+from demur.errors import BadInput, NoGradientError
 from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
 from demur.rejectors.certainty import (
     Construction,
@@ -385,7 +386,8 @@ def slope(margin: Tensor, x: Tensor) -> Tensor:
     """Return the L2 norm of the margin's gradient per image, N; 1 where there is no gradient."""
     grad = None
     if margin.requires_grad:
-        (grad,) = torch.autograd.grad(margin.sum(), x, retain_graph=True, allow_unused=True)
+        with suppress(NoGradientError):
+            (grad,) = torch.autograd.grad(margin.sum(), x, retain_graph=True, allow_unused=True)
     if grad is None:
         return torch.ones_like(margin)
     norm = grad.flatten(1).norm(dim=1).to(margin)
