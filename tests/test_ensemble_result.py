@@ -141,6 +141,13 @@ class Negative(Score):
         return -Con()(out)
 
 
+class Drawn(Score):
+    """A score that is random, of an output that is not."""
+
+    def __call__(self, out: Output) -> Tensor:
+        return Con()(out) + 0.1 * torch.rand(len(out.logits))
+
+
 def evaluated(attack: EnsembleEvaluation, x: Tensor, y: Tensor, **options: Any) -> EnsembleResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -178,6 +185,10 @@ class TestSaidAtOnce:
         found = evaluated(rejecting(AcceptedError(Negative(), -0.9)), x, y, sanity=False).warnings
         assert any("Negative has the wrong sign" in sentence for sentence in found)
         assert evaluated(rejecting(), x, y, sanity=False).warnings == ()
+
+    def test_a_rejector_that_is_random(self) -> None:
+        (warning,) = evaluated(rejecting(AcceptedError(Drawn(), 0.4)), *images()).warnings
+        assert warning.startswith("the rejector's scores are random, so one lucky pass counts")
 
     def test_a_model_without_a_gradient_is_left_to_square(self) -> None:
         def detached(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from demur.attacks.wrappers import WrappedModel
 from demur.audits.ensemble_result import FLAT_SCORE
 from demur.audits.flags import ASKED, model_checks
 from demur.calibrate import binomial_sf
-from demur.evaluate.probing import probe
+from demur.evaluate.probing import ROUNDING, probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.numerics import tf32
@@ -56,7 +56,8 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if getattr(model, "training", False):
         yield "the model is in train mode; call model.eval() first"
     with torch.no_grad():
-        logits = as_output(model(x)).logits
+        outputs = [as_output(model(x)) for _ in range(2)]
+    logits = outputs[0].logits
     right, classes = int((logits.argmax(-1) == y).sum()), logits.shape[-1]
     if len(x) >= MIN_FOR_CHANCE and binomial_sf(right, len(x), 1 / classes) > CHANCE_LEVEL:
         yield (
@@ -68,10 +69,16 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         yield "the model returns probabilities; return logits instead"
     counts, _ = probed(model, x, y, chain)
     averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
-    if counts["random_outputs"] and not averaged:
+    pairs = chain.criterion.accept_rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
+    changed = any(
+        ((one - other).abs() > ROUNDING * one.abs().nan_to_num(0, 0, 0).amax()).any()
+        for one, other in (map(score, outputs) for score, _ in pairs)
+    )
+    if (counts["random_outputs"] or changed) and not averaged:
+        what = "model's outputs" if counts["random_outputs"] else "rejector's scores"
         yield (
-            "the model's outputs are random, so one lucky pass counts as a success and the next "
-            "may be right; use version='rand'"
+            f"the {what} are random, so one lucky pass counts as a success and the next may be "
+            "right; use version='rand'"
         )
     if "zero_gradients" not in counts:
         yield (
