@@ -192,7 +192,8 @@ def raise_deferred() -> None:
 
 def _raise_if_any(what: str, number: int, images: int, remedy: str) -> None:
     if number:
+        owner = "rejector" if what.endswith("score") else "model"
         verb = "are" if what.endswith("s") else "is"
         raise BadInput(
-            f"the model's {what} {verb} not a number for {number} of {images} images; {remedy}"
+            f"the {owner}'s {what} {verb} not a number for {number} of {images} images; {remedy}"
         )

@@ -218,6 +218,20 @@ def test_what_cannot_be_copied_is_attacked_as_it_is_with_one_sentence(
     assert reason in sentence
 
 
+def test_outputs_that_are_no_number_are_not_called_random(batch: tuple[Tensor, Tensor]) -> None:
+    class NaNScore(nn.Sequential):
+        def forward(self, x: Tensor) -> Output:
+            logits = super().forward(x)
+            return Output(logits, logits[:, :0], logits[:, :1] * torch.nan)
+
+    said: list[str] = []
+    with (
+        checked(NaNScore(*seeded(conv_net)), *batch) as (model, x, y),
+        accelerated(model, x, y, 40, on_message=said.append),
+    ):
+        assert said == []
+
+
 def test_a_function_is_attacked_as_it_is(batch: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(CannotCopy, match=r"not an nn\.Module"):
         check_copyable(lambda x: x.flatten(1)[:, :4])

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack
-from demur.audits import AuditReport, audit
+from demur.audits import AuditReport, audit, ensembles
 from demur.audits.model_loading import load_model, official_net
 from demur.data import CIFAR10
 from demur.errors import BadInput
@@ -136,6 +136,27 @@ class TestAudit:
         assert not any("the gradient is zero" in sentence for sentence in found.warnings)
         fast = str(audit(Logits(), x, y, eps=0.02, version="fast", **given).verdict)
         assert "Not tried: attacks by the gradient of the score" in fast
+
+    def test_what_is_no_number_is_found_before_the_attacks(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ensembles.EnsembleEvaluation, "_run", lambda *_: pytest.fail("late"))
+        x, y = images()
+
+        def others(given: Tensor) -> Tensor:
+            return (given != x[-1]).flatten(1).any(1)
+
+        def detector(given: Tensor) -> Tensor:
+            return given.flatten(1).mean(1).where(others(given), torch.nan)
+
+        def model(given: Tensor) -> Tensor:
+            return torch.as_tensor(Logits()(given)).where(others(given)[:, None], torch.nan)
+
+        sentence = "the rejector's score is not a number for 1 of 60 images; a score must be"
+        with pytest.raises(BadInput, match=sentence):
+            audit(Logits(), x, y, rejector=detector, threshold=0.1, eps=EPS, version="fast")
+        with pytest.raises(BadInput, match="the model's logits are not a number"):
+            audit(model, x, y, eps=EPS, version="fast")
 
     def test_a_rejector_that_is_fitted_gets_images_of_its_own(self) -> None:
         from tests.linear import LinearNet

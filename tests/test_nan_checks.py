@@ -29,7 +29,7 @@ def block() -> Iterator[None]:
 
 
 def test_outside_a_block_and_at_its_first_call_a_check_raises_at_once() -> None:
-    sentence = "the model's score is not a number for 2 of 4 images; do this"
+    sentence = "the rejector's score is not a number for 2 of 4 images; do this"
     with pytest.raises(BadInput, match=sentence):
         raise_if_invalid("score", NAN, REMEDY)
     with pytest.raises(BadInput, match=sentence), deferred_checks():

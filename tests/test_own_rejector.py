@@ -417,7 +417,7 @@ class Holds(ImageRejector):
 
 
 def test_a_score_that_is_no_number_is_named(own_source: LoadedRun) -> None:
-    with pytest.raises(BadInput, match="the model's Holds score is not a number for "):
+    with pytest.raises(BadInput, match="the rejector's Holds score is not a number for "):
         own_source.clean("cal", Holds())
 
 

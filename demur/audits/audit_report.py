@@ -292,9 +292,11 @@ class _Audit:
             )
         if isinstance(score, nn.Module):
             score.to(self.at)
+        criterion = AcceptedError(score, float(at))
+        # Raises BadInput for a score of NaN before any attack.
+        criterion(self.outputs(*images).to(torch.device(self.at)), images[1].to(self.at))
         text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
-        rule = f"{text} {fitted}must reach {at:.4g}, {how}"
-        return AcceptedError(score, float(at)), rule, images
+        return criterion, f"{text} {fitted}must reach {at:.4g}, {how}", images
 
     def attacks(self, criterion: AcceptedError | None) -> list[EnsembleEvaluation]:
         """Return the ensembles: on the classifier and, with a rejector, two on both."""

@@ -172,7 +172,9 @@ def _frozen_module(
     first = x[:CHECKED_IMAGES], y[:CHECKED_IMAGES]
     expected = _expected(model, *first)
     copies: list[FrozenModule] = []
-    for settings in _settings(module, on_gpu):
+    of_gpu = PURE_BF16_SETTINGS if on_gpu and pure_bf16_pays(module) else ()
+    # on a GPU the fastest first
+    for settings in (*of_gpu, *GPU_SETTINGS) if on_gpu else CPU_SETTINGS:
         try:
             fast = FastCopy(module, settings, first[0][:2])
             _check_agreement(fast, expected, *first)
@@ -191,13 +193,6 @@ def _frozen_module(
     return _fastest(copies, model, *first)
 
 
-def _settings(module: nn.Module, on_gpu: bool) -> tuple[CopySettings, ...]:
-    """Return the settings of copies to try, on a GPU the fastest first."""
-    if not on_gpu:
-        return CPU_SETTINGS
-    return (*PURE_BF16_SETTINGS, *GPU_SETTINGS) if pure_bf16_pays(module) else GPU_SETTINGS
-
-
 def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:
     """Return the model's margin, its gradient and output, or raise CannotCopy if it is random."""
     devices = [x.device] if x.is_cuda else []
@@ -210,7 +205,7 @@ def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:
     except NoGradientError:
         raise CannotCopy("it has no gradient with respect to the images") from None
     outputs.append(expected.out)
-    largest = outputs[0].logits.abs().amax()
+    largest = outputs[0].logits.abs().nan_to_num(0, 0, 0).amax()
     same = [bool(_difference(outputs[0], other) <= ROUNDING * largest) for other in outputs[1:]]
     if not all(same) or state != _random_state(devices):
         raise CannotCopy("it is random")
@@ -223,10 +218,10 @@ def _random_state(devices: list[torch.device]) -> list[bytes]:
 
 
 def _difference(one: Output, other: Output) -> Tensor:
-    """Return the largest difference of logits and auxiliary outputs; NaN counts as infinite."""
+    """Return the largest difference of logits and auxiliary outputs; NaN equals NaN alone."""
     pairs = ((one.logits, other.logits), (one.aux, other.aux))
-    parts = [(a - b).abs().flatten() for a, b in pairs]
-    return torch.cat(parts).nan_to_num(nan=torch.inf).amax()
+    parts = [(a - b).abs().masked_fill((a == b) | a.isnan() & b.isnan(), 0) for a, b in pairs]
+    return torch.cat(parts, 1).nan_to_num(nan=torch.inf).amax()
 
 
 def _check_agreement(fast: FastCopy, expected: Gradient, x: Tensor, y: Tensor) -> None:
@@ -235,7 +230,7 @@ def _check_agreement(fast: FastCopy, expected: Gradient, x: Tensor, y: Tensor) -
     if any(part.dtype != torch.float32 for part in (out.logits, out.aux)):
         raise BadInput("its logits are rounded to 16 bits")
     precision = fast.settings.precision
-    scale = torch.cat((expected.out.logits, expected.out.aux), -1).abs().amax()
+    scale = torch.cat((expected.out.logits, expected.out.aux), -1).abs().nan_to_num(0, 0, 0).amax()
     if not bool(_difference(out, expected.out) <= LOGIT_TOLERANCE[precision] * scale):
         raise BadInput("its outputs are not those of the model")
     own, theirs = grad.flatten(1).double(), expected.grad.flatten(1).double()
