@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -382,6 +383,11 @@ class TestFiles:
             assert text.count("data:image/png") >= 3
             assert "<polyline" in text
             assert "http" not in text
+
+    def test_radii_rise(self) -> None:
+        radii = [float(Fraction(radius)) for radius, *_ in audited("masked").curve]
+        assert radii == sorted(radii)
+        assert len(radii) == 4
 
     def test_digests_are_of_weights_and_images(self) -> None:
         x, y = ZOO["plain, seed 0"]().images(N)

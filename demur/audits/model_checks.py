@@ -199,8 +199,9 @@ def foreign_checks(
         counts["random_outputs"] = 0  # which these attacks are made for
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
     examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
-    half, large = type(ball)(ball.eps / 2), Linf(LARGE)
-    for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
+    half = type(ball)(ball.eps / 2)
+    radii = (" at eps/2", half), ("", ball), (" at eps=128/255", Linf(LARGE))
+    for name, around in sorted(radii, key=lambda pair: pair[1].eps):
         plain = PGD(around, steps=STEPS, objective=objective)
         if (x_adv := _craft(plain, model, x, y, bs)) is not None:
             examples[f"PGD-{STEPS}{name}"] = plain, x_adv
