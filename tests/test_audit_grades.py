@@ -389,6 +389,11 @@ class TestFiles:
         assert radii == sorted(radii)
         assert len(radii) == 4
 
+    def test_no_heading_without_sample_images(self, tmp_path: Path) -> None:
+        for name, count in (("masked", 1), ("detached", 0)):  # every attack is skipped
+            audited(name, "fast").save(tmp_path / "audit.html")
+            assert (tmp_path / "audit.html").read_text().count("<h2>Sample images") == count
+
     def test_digests_are_of_weights_and_images(self) -> None:
         x, y = ZOO["plain, seed 0"]().images(N)
         one, other = (provenance(net, (x, y), "cpu") for net in (plain(0), plain(1)))
