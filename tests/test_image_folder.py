@@ -262,6 +262,13 @@ def file_of(name: str, text: str) -> Callable[[Path], Path]:
     return make
 
 
+def empty_class(root: Path) -> Path:
+    """A folder with two classes, and one without an image."""
+    write_folder(root, 12)
+    (root / "zebra").mkdir()
+    return root
+
+
 def npz_that_claims(root: Path) -> Path:
     """An npz whose header claims more numbers than it has."""
     part = io.BytesIO()
@@ -277,6 +284,7 @@ def npz_that_claims(root: Path) -> Path:
 BAD = {
     "all images are in the class 'one'; a classifier needs at least two": folder_of("one"),
     "has no images in folders of classes": lambda root: root,
+    "the folder 'zebra' has no image": empty_class,
     "put the folders of the classes into train": folder_of("train/a train/b cat"),
     "cannot be printed; rename it": lambda root: write_folder(root, 12, names=("a", "b\udc80")),
     "needs at least 5; add images": lambda root: write_folder(root, 12),

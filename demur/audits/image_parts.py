@@ -116,11 +116,6 @@ def _folder(
     """Return the images of a folder, n drawn evenly over the classes; with splits test and cal."""
     source = open_source(data)
     found = {entry.label for entry in source.entries}
-    if empty := sorted(getattr(source, "class_folders", found) - found):
-        raise BadInput(
-            f"the folder {empty[0]!r} has no image, so later classes would get other numbers; "
-            "delete it if the model has no such class, else add an image"
-        )
     classes = {name: number for number, name in enumerate(source.names or sorted(found))}
     if all(name.isdecimal() for name in found):  # numbers are those of the model
         classes = {name: int(name) for name in found}

@@ -227,6 +227,11 @@ class FolderSource(FileSource):
                 f"{folder} has no images in folders of classes; lay them out as "
                 f"{folder}/CLASS/IMAGE.png"
             )
+        if empty := sorted(self.class_folders - {entry.label for entry in self.entries}):
+            raise BadInput(
+                f"the folder {empty[0]!r} has no image, so later classes would get other numbers; "
+                "delete it if the model has no such class, else add an image"
+            )
 
     def _add_classes(self, folder: Path, names: list[str], split: SplitName | None) -> None:
         self.class_folders |= {*names}
