@@ -127,6 +127,25 @@ def test_a_log_that_nobody_reads_stops_no_answer(
         full.close()
 
 
+def test_a_log_that_nobody_reads_stops_no_exit(tiny_guard: Guard, tmp_path: Path) -> None:
+    words = ["serve", str(tiny_guard.save(tmp_path / "guard")), "--port", "0", "--device", "cpu"]
+    served = forked.popen(["-m", "demur", *words, "--access-log"])
+    try:
+        address = served.stderr.readline().split()[-1]
+        assert served.stderr.readline().startswith("guard: ")
+        assert urlopen(f"{address}/health", timeout=60).status == 200
+        full = os.open(f"/proc/{served.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (4096, 1):
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(full, b"x" * size)
+        assert urlopen(f"{address}/health", timeout=60).status == 200
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(timeout=30) == 0
+    finally:
+        served.kill()
+
+
 def listening(guard: Guard, settings: Settings) -> tuple[socket.socket, server.Server]:
     """A server that has not started yet, and its listener."""
     listener, _, settings = server._listen("127.0.0.1", 0, settings)

@@ -292,6 +292,7 @@ def serve(
 
     try:
         from demur.serve import Settings, server
+        from demur.serve.monitoring import LineWriter
     except ImportError as error:
         if error.name is None or error.name.startswith("demur"):
             raise
@@ -319,4 +320,6 @@ def serve(
         server.serve_many(load, settings, host, port, on_ready, workers)
     else:
         server.serve(guard, settings, host, port, on_ready)
-    on_message("stopped")
+    last = LineWriter()
+    last.msg("stopped")
+    last.close()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
@@ -40,6 +41,10 @@ class LineWriter:
 
     def __init__(self) -> None:
         self.stream, self.lines = sys.stderr, Queue[str](MAX_LINES)
+        with suppress(OSError, ValueError, AttributeError):  # a stream that is no file
+            # Not by sys.stderr, which the interpreter flushes at its exit.
+            raw = FileIO(os.dup(sys.stderr.fileno()), "wb")
+            self.stream = TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
         Thread(target=self._write, name="log", daemon=True).start()
 
     def msg(self, line: str) -> None:
