@@ -1,5 +1,8 @@
 """Checks of image batches: N, C, H, W floats in [0, 1] with int64 labels."""
 
+import base64
+import struct
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,6 +95,20 @@ def pixels_of(x: Any) -> Any:
 def per_image(values: Tensor, x: Tensor) -> Tensor:
     """Reshape one value per image (N) so that it broadcasts over the pixels of x."""
     return values.view(-1, *([1] * (x.ndim - 1)))
+
+
+def png_url(x: Tensor) -> str:
+    """Return an image C, H, W in [0, 1] as a data URL; channels other than RGB become grey."""
+    x = x if len(x) in (1, 3) else x.mean(0, keepdim=True)
+    pixels = (255 * x).round().byte().permute(1, 2, 0).contiguous().numpy()
+    size = struct.pack(">IIBBBBB", x.shape[2], x.shape[1], 8, 2 if len(x) == 3 else 0, 0, 0, 0)
+    packed = zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
+    chunks = ((b"IHDR", size), (b"IDAT", packed), (b"IEND", b""))
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def memory_format(x: Tensor) -> torch.memory_format:

@@ -408,12 +408,12 @@ class TestFiles:
 
         from PIL import Image
 
-        from demur.audits.audit_page import _png
+        from demur.images import png_url
 
         shapes: list[tuple[int, int, int]] = [(1, 8, 8), (3, 5, 7), (4, 6, 6)]
         for shape in shapes:
             x = torch.rand(shape)
-            picture = Image.open(io.BytesIO(base64.b64decode(_png(x).split(",")[1])))
+            picture = Image.open(io.BytesIO(base64.b64decode(png_url(x).split(",")[1])))
             assert picture.size == (shape[2], shape[1])
             assert picture.mode == ("RGB" if shape[0] == 3 else "L")
             if shape[0] == 1:

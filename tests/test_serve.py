@@ -370,7 +370,7 @@ def test_a_model_that_fails_is_a_503(tiny_guard: Guard, pixels: Pixels) -> None:
 
 def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
     """asyncio sets TCP_NODELAY on connections of a listener that names its protocol."""
-    with server._bound("127.0.0.1", 0) as listener:
+    with server._listen("127.0.0.1", 0, Settings())[0] as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 

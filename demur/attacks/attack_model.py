@@ -379,11 +379,10 @@ def _without_gradient(model: Model, x: Tensor) -> str:
         return "the model"
     if not logits.requires_grad:
         return "the model"
-    names = [type(one).__name__ for one in getattr(model, "rejectors", ())]
     if hasattr(model, "score"):
-        names.append(f"the detector {getattr(model.score, '__name__', type(model.score).__name__)}")
-        return f"{names[-1]}, pass a surrogate to ModelWithScore"
-    return f"the method score of {' and '.join(names)}, give it a surrogate" if names else "it"
+        name = getattr(model.score, "__name__", type(model.score).__name__)
+        return f"the detector {name}, pass a surrogate to ModelWithScore"
+    return "it"
 
 
 def _checked(query: Gradient) -> Gradient:

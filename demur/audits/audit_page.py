@@ -3,11 +3,8 @@
 report.save("audit.html")      # or audit.md, or audit.json (audit.schema.json describes it)
 """
 
-import base64
 import json
 import platform
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -23,6 +20,7 @@ from demur.audits.ensemble_result import CLEAN, EnsembleResult, count_cell
 from demur.errors import BadInput
 from demur.files.atomic import tensor_digest, write_text
 from demur.files.output_paths import check_output_file
+from demur.images import png_url
 from demur.version import code_version
 
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]', or name a .md file"
@@ -165,18 +163,4 @@ def _samples(result: EnsembleResult, clean: Tensor) -> Iterator[tuple[str, str, 
         change = x_adv - x
         scaled = change / (2 * change.abs().max().clamp_min(1e-12)) + 0.5
         caption = f"{int(result.y[i])} as {int(result.labels[i])}, {result.broken_by[i]}"
-        yield caption, _png(x), _png(x_adv), _png(scaled)
-
-
-def _png(x: Tensor) -> str:
-    """Return an image C, H, W in [0, 1] as a data URL; channels other than RGB become grey."""
-    x = x if len(x) in (1, 3) else x.mean(0, keepdim=True)
-    pixels = (255 * x).round().byte().permute(1, 2, 0).contiguous().numpy()
-    size = struct.pack(">IIBBBBB", x.shape[2], x.shape[1], 8, 2 if len(x) == 3 else 0, 0, 0, 0)
-    packed = zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))
-    chunks = ((b"IHDR", size), (b"IDAT", packed), (b"IEND", b""))
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
-    )
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        yield caption, png_url(x), png_url(x_adv), png_url(scaled)

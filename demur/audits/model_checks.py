@@ -199,12 +199,13 @@ def foreign_checks(
         counts["random_outputs"] = 0  # which these attacks are made for
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
     examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
-    half = type(ball)(ball.eps / 2)
+    half, index = type(ball)(ball.eps / 2), torch.arange(len(x), device=x.device)
     radii = (" at eps/2", half), ("", ball), (" at eps=128/255", Linf(LARGE))
     for name, around in sorted(radii, key=lambda pair: pair[1].eps):
         plain = PGD(around, steps=STEPS, objective=objective)
-        if (x_adv := _craft(plain, model, x, y, bs)) is not None:
-            examples[f"PGD-{STEPS}{name}"] = plain, x_adv
+        with suppress(NoGradientError), tf32("fp32"):
+            parts = [plain.perturb(model, x[rows], y[rows], rows) for rows in index.split(bs)]
+            examples[f"PGD-{STEPS}{name}"] = plain, torch.cat(parts)
     examples |= {name: (attack, x_adv[: len(x)]) for name, (attack, x_adv) in attacked.items()}
     records, curve = list[ParsedRecord](), list[tuple[str, int, int]]()
     for name, (attack, x_adv) in examples.items():
@@ -228,16 +229,3 @@ def foreign_checks(
             checks.append(check)
     x_adv = examples[[*attacked][-1]][1]
     return [*checks, *model_checks(model, x, y, x_adv, ball, criterion, before, masking)], curve
-
-
-def _craft(attack: Attack, model: CheckedModel, x: Tensor, y: Tensor, bs: int) -> Tensor | None:
-    """Return adversarial examples; None for a model without a gradient."""
-    try:
-        with tf32("fp32"):
-            parts = [
-                attack.perturb(model, x[rows], y[rows], rows)
-                for rows in torch.arange(len(x), device=x.device).split(bs)
-            ]
-    except NoGradientError:
-        return None
-    return torch.cat(parts)

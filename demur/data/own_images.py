@@ -121,7 +121,14 @@ class OwnImages(Dataset):
     def load(self, folder: Path | None = None) -> Splits:
         if not self.content:
             return self.prepared().load(folder)
-        return _splits(self._checked(folder))
+        cached = self._checked(folder)
+        counts = [cached.metadata["counts"][name] for name in SPLITS]
+        arrays = cached.pixels, cached.y, np.arange(sum(counts))
+        parts = (torch.from_numpy(array).split(counts) for array in arrays)
+        return {
+            name: MappedImages(pixels, y, index, 255, cached.file, cached.pixels)
+            for name, pixels, y, index in zip(SPLITS, *parts, strict=True)
+        }
 
     def listing(self, folder: Path | None = None) -> str:
         return self._checked(folder).listing
@@ -150,17 +157,6 @@ class OwnImages(Dataset):
         path = str(folder) if folder else self.path
         keep = self.duplicates == "keep"
         return read_images(path, self.size, self.channels, on_progress, keep, verify)
-
-
-def _splits(cached: CachedImages) -> Splits:
-    """The images of each split; their pixels are mapped from the file."""
-    counts = [cached.metadata["counts"][name] for name in SPLITS]
-    tensors = torch.from_numpy(cached.pixels), torch.from_numpy(cached.y), torch.arange(sum(counts))
-    parts = (tensor.split(counts) for tensor in tensors)
-    return {
-        name: MappedImages(pixels, y, index, 255, cached.file, cached.pixels)
-        for name, pixels, y, index in zip(SPLITS, *parts, strict=True)
-    }
 
 
 @dataclass(frozen=True)

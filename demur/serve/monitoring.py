@@ -212,7 +212,7 @@ class Metrics:
         self, monitor: DriftMonitor, calibration_rejection_rate: float, guard: str = ""
     ) -> None:
         self.monitor, self.calibration_rejection_rate = monitor, calibration_rejection_rate
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.recent: list[bool] = []  # rejections, the last WINDOW
         self.images = self.reset_at = 0
         self.shared = Path(os.environ[PROCESSES]) if PROCESSES in os.environ else None
@@ -247,7 +247,7 @@ class Metrics:
             self.classified.inc(len(rejected))
             self.rejected.inc(sum(rejected))
             self.recent = (self.recent + rejected)[-WINDOW:]
-            before = self._drift()["alarm"]
+            before = self.drift()["alarm"]
             self.monitor.observe(result.scores[:, -1].tolist())
             if new := self.monitor.alarm and not before:
                 self.alarms.inc()
@@ -257,17 +257,14 @@ class Metrics:
 
     def drift(self) -> dict[str, Any]:
         """Return the state of the drift test; an alarm is that of any process."""
-        with self.lock:
-            return self._drift()
-
-    def _drift(self) -> dict[str, Any]:
         elsewhere = False
-        if self.shared is not None:
-            reset, elsewhere = self.shared / RESET, (self.shared / ALARM).exists()
-            if reset.exists() and reset.stat().st_mtime_ns != self.reset_at:
-                self.reset_at = reset.stat().st_mtime_ns
-                self.monitor.reset()
-        return self.monitor.to_json() | {"alarm": self.monitor.alarm or elsewhere}
+        with self.lock:
+            if self.shared is not None:
+                reset, elsewhere = self.shared / RESET, (self.shared / ALARM).exists()
+                if reset.exists() and reset.stat().st_mtime_ns != self.reset_at:
+                    self.reset_at = reset.stat().st_mtime_ns
+                    self.monitor.reset()
+            return self.monitor.to_json() | {"alarm": self.monitor.alarm or elsewhere}
 
     def reset_drift(self) -> dict[str, Any]:
         """Start the drift test of every process anew."""
@@ -276,7 +273,7 @@ class Metrics:
                 (self.shared / ALARM).unlink(missing_ok=True)
                 (self.shared / RESET).touch()
             self.monitor.reset()
-            return self._drift()
+            return self.drift()
 
     @property
     def rejection_rate(self) -> float | None:
@@ -286,7 +283,7 @@ class Metrics:
     def text(self, waiting: int) -> bytes:
         """Return everything in the text format of Prometheus, added up over processes."""
         with self.lock:
-            drift, rate = self._drift(), self.rejection_rate
+            drift, rate = self.drift(), self.rejection_rate
             values = (
                 waiting, math.nan if rate is None else rate, self.calibration_rejection_rate,
                 drift["statistic"], drift["level"], drift["alarm"],

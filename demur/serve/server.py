@@ -188,23 +188,18 @@ def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
 
 def _listen(host: str, port: int, settings: Settings) -> tuple[socket.socket, str, Settings]:
     """A listening socket, its address, and the settings with the names of the host."""
-    listener = _bound(host, port)
-    name, number = listener.getsockname()[:2]
-    address = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
-    return listener, address, replace(settings, hosts=(*settings.hosts, host.lower(), name))
-
-
-def _bound(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio sets TCP_NODELAY only if the protocol is named; else an answer takes 40 ms more
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        listener.bind(place)
         listener.listen(128)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).lower()
         raise BadInput(
             f"{host}:{port} cannot be used: {reason}; choose another --host or --port"
         ) from None
-    return listener
+    name, number = listener.getsockname()[:2]
+    address = f"http://[{name}]:{number}" if ":" in name else f"http://{name}:{number}"
+    return listener, address, replace(settings, hosts=(*settings.hosts, host.lower(), name))

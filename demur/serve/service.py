@@ -5,9 +5,7 @@ queued for the model. What is wrong with a request is answered with a 4xx and on
 """
 
 import asyncio
-import base64
 import hmac
-import io
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +15,6 @@ from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -31,9 +28,9 @@ import demur
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
-from demur.files.image_files import import_pillow
 from demur.guards.core import Guard
 from demur.guards.decision import GuardResult
+from demur.images import png_url
 from demur.serve.decoder import RequestError
 from demur.serve.monitoring import DriftMonitor, LineWriter, Metrics, make_logger, request_id
 from demur.serve.requests import (
@@ -326,20 +323,11 @@ def attack_image(guard: Guard, x: Tensor, note: str) -> dict[str, Any]:
     after = guard.decide(rounded)
     gain = 1 / (2 * eps)  # black and white are the ends of the ball
     difference = ((rounded - x) * gain + 0.5).clamp(0, 1)
+    shown = {"before": x, "after": rounded, "difference": difference}
     return {
         "attack": f"PGD in the Linf ball of radius {eps * 255:.3g}/255, {STEPS} steps",
         "before": result_rows(before)[0],
         "after": result_rows(after)[0],
-        "images": {"before": _png(x), "after": _png(rounded), "difference": _png(difference)},
+        "images": {name: png_url(one[0]) for name, one in shown.items()},
         "gain": gain,
     }
-
-
-def _png(x: Tensor) -> str:
-    """An image 1, C, H, W in [0, 1] as a data URL; channels other than RGB are shown as grey."""
-    pixels = (x[0] * 255).round().byte().permute(1, 2, 0).numpy()
-    if pixels.shape[2] != 3:
-        pixels = pixels.mean(2).astype(np.uint8)
-    file = io.BytesIO()
-    import_pillow().fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
