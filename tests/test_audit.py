@@ -155,6 +155,8 @@ class TestAudit:
         sentence = "the rejector's score is not a number for 1 of 60 images; a score must be"
         with pytest.raises(BadInput, match=sentence):
             audit(Logits(), x, y, rejector=detector, threshold=0.1, eps=EPS, version="fast")
+        with pytest.raises(BadInput, match=sentence):
+            audit(Logits(), x, y, rejector=detector, cal=(x, y), eps=EPS, version="fast")
         with pytest.raises(BadInput, match="the model's logits are not a number"):
             audit(model, x, y, eps=EPS, version="fast")
 

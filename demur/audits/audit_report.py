@@ -282,6 +282,7 @@ class _Audit:
             right = (prediction(out) == cal[1].cpu()).numpy()
             if not right.any():
                 raise BadInput("no calibration image is classified correctly; give a threshold")
+            score.rule(0.0).accepted(out)  # raises BadInput for a score of NaN
             scores = score(out).detach().double().numpy()
             at = float(TPR(tpr).threshold(scores, right))
             few = "; so few images fix it only roughly" if right.sum() < FEW_CORRECT else ""
@@ -293,7 +294,7 @@ class _Audit:
         if isinstance(score, nn.Module):
             score.to(self.at)
         criterion = AcceptedError(score, float(at))
-        # Raises BadInput for a score of NaN before any attack.
+        # The images to attack, too: an error now, not after the first attack.
         criterion(self.outputs(*images).to(torch.device(self.at)), images[1].to(self.at))
         text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
         return criterion, f"{text} {fitted}must reach {at:.4g}, {how}", images
