@@ -46,7 +46,7 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.record_scores import values
-from demur.files.atomic import write_bytes
+from demur.files.checked_files import write_bytes
 from demur.noise import Stream
 from demur.output import Output, as_output
 from demur.paper import check_svg_file

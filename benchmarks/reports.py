@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from demur.errors import BadInput
-from demur.files.atomic import write_text
+from demur.files.checked_files import write_text
 from demur.files.output_paths import is_stream, output_file
 from demur.progress import ignore
 

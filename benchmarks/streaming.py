@@ -38,7 +38,7 @@ from torch import nn
 from demur.attacks import Attack, Clean
 from demur.cli.app import main
 from demur.data import Images, MappedImages, OwnImages
-from demur.files.atomic import write_json, write_text
+from demur.files.checked_files import write_json, write_text
 from demur.noise import normal
 from demur.numerics import device_by_name
 from demur.recipes import RECIPES, Recipe, attack, with_changes

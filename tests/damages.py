@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from demur.files.atomic import content_digest, read_json, write_json
+from demur.files.checked_files import content_digest, read_json, write_json
 from demur.runs import Record
 from demur.runs.record import read_record, record_path, write_npz, write_record
 

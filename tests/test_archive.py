@@ -17,7 +17,7 @@ from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.paper.paper_runs import StoredRuns
 from demur.rejectors import paper_grid
 from demur.runs import Run

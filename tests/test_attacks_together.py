@@ -20,7 +20,7 @@ OPTIONS = RecordOptions(n=20)
 HOLD_LOCK = """
 import sys
 from pathlib import Path
-from demur.files.atomic import exclusive_lock
+from demur.files.checked_files import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.readline()

@@ -31,10 +31,10 @@ from demur.audits.flags import (
     SLOPE,
     STUCK,
     UNCONFIRMED,
+    answer_checks,
     implausible,
-    model_checks,
 )
-from demur.audits.model_checks import foreign_checks, preflight_warnings
+from demur.audits.preflight import foreign_checks, preflight_warnings
 from demur.errors import BadInput
 from demur.output import as_output, prediction
 from demur.rejectors import ModelScore
@@ -98,7 +98,7 @@ def signs_of(name: str) -> dict[str, str]:
         before = prediction(own(images))
         pgd = PGD(Linf(EPS), steps=100 if EXHAUSTIVE else 25)
         x_adv = pgd.perturb(own, images, labels, torch.arange(len(y)))
-        found = model_checks(own, images, labels, x_adv, Linf(EPS), rule, before)
+        found = answer_checks(own, images, labels, x_adv, Linf(EPS), rule, before)
     assert all(flag.remedy for check in found for flag in check.flags)
     return {check.kind: " ".join(flag.observed for flag in check.flags) for check in found}
 
@@ -150,7 +150,7 @@ class TestFlags:
         x_adv = PGD(Linf(EPS), steps=30)(entry.twin, x, y)
         for model, flagged in ((entry.model, True), (entry.twin, False)):
             with checked(model, x, y) as (own, images, labels):
-                found = model_checks(own, images, labels, x_adv, Linf(EPS), None, labels)
+                found = answer_checks(own, images, labels, x_adv, Linf(EPS), None, labels)
             (check,) = (check for check in found if check.kind == STUCK)
             assert bool(check.flags) == flagged
             assert all("never flipped the label" in flag.observed for flag in check.flags)
@@ -191,7 +191,7 @@ class TestFlags:
         x, y = ZOO["plain, seed 0"]().images(40)
         for net, flagged in ((Half().eval(), True), (plain(), False)):
             with checked(deepcopy(net), x, y) as (own, images, labels):
-                found = model_checks(own, images, labels, x, Linf(EPS), None, prediction(own(x)))
+                found = answer_checks(own, images, labels, x, Linf(EPS), None, prediction(own(x)))
             observed = [flag.observed for flag in found[2].flags]
             assert bool(observed) == flagged
             assert all("in float64" in text for text in observed)

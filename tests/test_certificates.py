@@ -23,7 +23,7 @@ from demur.evaluate.certificates import (
     retest,
     retests,
 )
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.guards.export import model_card
 from demur.metrics import Interval
 from demur.rejectors import Con, Coupled, RCon

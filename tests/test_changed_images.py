@@ -18,7 +18,7 @@ from demur.data.cifar import cache_folder
 from demur.data.image_cache import DIGESTS, FILES
 from demur.data.image_splits import similar_pairs
 from demur.errors import BadInput
-from demur.files.atomic import read_json, write_json
+from demur.files.checked_files import read_json, write_json
 from demur.recipes import recipe
 from demur.runs import Run
 from demur.spec import digest, show

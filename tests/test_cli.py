@@ -202,9 +202,10 @@ def test_attack_and_score_do_not_wait_for_the_lock_of_a_finished_run(
 ) -> None:
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
     assert command("score", "tiny")[0] == 0
-    hold = "from pathlib import Path; from demur.files.atomic import exclusive_lock\nimport time\n"
+    hold = "from demur.files.checked_files import exclusive_lock\nimport pathlib, time\n"
     hold += (
-        f"with exclusive_lock(Path({str(run_here)!r})): print('held', flush=True); time.sleep(60)"
+        f"with exclusive_lock(pathlib.Path({str(run_here)!r})):\n"
+        "    print('held', flush=True); time.sleep(60)"
     )
     other = forked.popen(["-c", hold])
     assert other.stdout.readline() == "held\n"

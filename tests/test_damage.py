@@ -8,7 +8,7 @@ from demur.attacks import PGD, Clean
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
-from demur.files.atomic import read_json, write_json
+from demur.files.checked_files import read_json, write_json
 from tests.conftest import Command
 from tests.test_cli import expect_error
 

@@ -19,7 +19,13 @@ from demur.calibrate import Risk
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.evaluate.certificates import issue
-from demur.files.atomic import read_json, read_tensors, write_bytes, write_json, write_tensors
+from demur.files.checked_files import (
+    read_json,
+    read_tensors,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
 from demur.recipes import read_recipe
 from demur.runs import Run
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata

@@ -25,7 +25,7 @@ from demur.evaluate import (
     resolve_thresholds,
     run_attack,
 )
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.methods import NoHead
 from demur.nets import RejectingNet
 from demur.output import Output, prediction

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from demur.files.atomic import read_json, write_json
+from demur.files.checked_files import read_json, write_json
 from demur.runs import Run
 from tests import forked
 from tests.samples import Samples

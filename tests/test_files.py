@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from demur.files.atomic import content_digest, write_bytes
+from demur.files.checked_files import content_digest, write_bytes
 from tests import forked
 
 
@@ -45,7 +45,8 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_writing_to_standard_output_appends(tmp_path: Path) -> None:
     """As with /dev/stdout as the path, redirected to a file by the shell."""
     script = (
-        "import os, sys; from pathlib import Path; from demur.files.atomic import write_bytes\n"
+        "import os, sys; from pathlib import Path\n"
+        "from demur.files.checked_files import write_bytes\n"
         "os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)\n"
         "sys.stdout.write('before '); write_bytes(Path(sys.argv[1]), b'written ')\n"
         "sys.stdout.write('after')"

@@ -30,7 +30,7 @@ from demur import (
     RCon,
     ViM,
 )
-from demur.files.atomic import read_json, write_json
+from demur.files.checked_files import read_json, write_json
 from demur.guards.bundle import CONFIG, WEIGHTS
 from demur.rejectors import Rejector
 from tests.conftest import Command
@@ -240,7 +240,7 @@ def test_no_code_of_a_bundle_is_imported(
     ("factory", "message"),
     [
         ("os:abort", "allow it with DEMUR_MODULES=os"),
-        ("demur.files.atomic:delete_temporary_files", "allow it with DEMUR_MODULES=demur"),
+        ("demur.files.checked_files:delete_temporary_files", "allow it with DEMUR_MODULES=demur"),
         ("os:path.nothing", "cannot be imported"),
         ("pathlib:Path", "allow it with DEMUR_MODULES=pathlib"),
         ("torch.nn:Linear", "failed: "),

@@ -14,7 +14,7 @@ from PIL import Image
 import demur
 from demur import GDA, BadInput, Consistency, Coupled, Guard, LoadedRun
 from demur.data import SplitName
-from demur.files.atomic import read_json, write_json
+from demur.files.checked_files import read_json, write_json
 from demur.guards.lifecycle import describe, differences, recalibrated
 from demur.metrics.thresholds import ANY_SCORE
 from demur.rejectors import Rejector

@@ -50,7 +50,12 @@ def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None
 
 
 def test_every_other_stored_run_has_its_documented_recipe() -> None:
-    folders = (RESULTS, RESULTS / "restarts-cifar10", RESULTS / "best-cifar10", RESULTS / "zoo-cifar10")
+    folders = (
+        RESULTS,
+        RESULTS / "restarts-cifar10",
+        RESULTS / "best-cifar10",
+        RESULTS / "zoo-cifar10",
+    )
     runs = {run.name: run.recipe for folder in folders for run in runs_in(folder)}
     made = {
         name: with_changes(RECIPES[recipe], ["data.split=paper", *changes])

@@ -15,7 +15,7 @@ from demur.attacks.balls import Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, run_attack
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.leaderboard import entry as board
 from demur.leaderboard.entry import (
     Entry,

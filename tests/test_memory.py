@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from demur.evaluate import LoadedRun
-from demur.files import atomic
+from demur.files import checked_files
 from demur.runs.record import write_npz
 from tests import forked
 
@@ -96,14 +96,14 @@ def test_arrays_in_pieces_give_the_same_file(dtype: torch.dtype, compression: in
 
 
 def test_a_large_array_is_mapped_and_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "MAPPED", 1)
+    monkeypatch.setattr(checked_files, "MAPPED", 1)
     for array in (np.arange(600, dtype=">i4").reshape(3, 200), np.ones((5, 7), order="F")):
         stream = io.BytesIO()
         np.lib.format.write_array(stream, array)
         size = stream.tell()
         stream.write(b"rest")
         stream.seek(0)
-        found = atomic.read_array(stream, size)
+        found = checked_files.read_array(stream, size)
         assert isinstance(found, np.memmap)
         assert np.array_equal(found, array)
         assert found.dtype == array.dtype
@@ -111,14 +111,18 @@ def test_a_large_array_is_mapped_and_equal(monkeypatch: pytest.MonkeyPatch) -> N
         stream.truncate(size - 1)
         stream.seek(0)
         with pytest.raises(ValueError, match=r"reshape|multiple"):
-            atomic.read_array(stream, size)
+            checked_files.read_array(stream, size)
 
 
 def test_a_mapped_tensor_that_was_changed_keeps_its_values(tmp_path: Path) -> None:
     np.arange(12, dtype=np.float32).tofile(tmp_path / "numbers")
-    values = atomic.mapped(tmp_path / "numbers", 3, 4)
-    digest = atomic.tensor_digest({"x": values})
+    values = checked_files.mapped(tmp_path / "numbers", 3, 4)
+    digest = checked_files.tensor_digest({"x": values})
     values[1] *= 2
     changed = values.clone()
-    assert atomic.tensor_digest({"x": values}) == atomic.tensor_digest({"x": changed}) != digest
+    assert (
+        checked_files.tensor_digest({"x": values})
+        == checked_files.tensor_digest({"x": changed})
+        != digest
+    )
     assert torch.equal(values, changed)

@@ -8,7 +8,7 @@ import pytest
 
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
-from demur.files import atomic as files
+from demur.files import checked_files as files
 from demur.files.output_paths import check_output_file, check_output_folder
 from demur.paper import check_archive_folder
 from tests.conftest import Command

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, image_cache, own_images
 from demur.data.cifar import cache_folder
 from demur.errors import BadInput
-from demur.files.atomic import content_digest, read_json, write_json
+from demur.files.checked_files import content_digest, read_json, write_json
 from demur.images import Domain
 from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18

@@ -31,7 +31,7 @@ from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.objectives.classification import ANY
 from demur.audits import ensembles, flags
-from demur.audits.flags import A_DRAW, CHANGE, JUMP, SLOPE, STUCK, masking_checks, model_checks
+from demur.audits.flags import A_DRAW, CHANGE, JUMP, SLOPE, STUCK, answer_checks, masking_checks
 from demur.data import Images
 from demur.evaluate.probing import is_random
 from demur.output import as_output, prediction
@@ -254,7 +254,7 @@ class TestChecks:
 
     def found(self, net: Net, images: tuple[Tensor, Tensor]) -> dict[str, CheckResult]:
         with checked(net, *images) as (own, x, y):
-            checks = model_checks(own, x, y, x, Linf(EPS), None, prediction(own(x)))
+            checks = answer_checks(own, x, y, x, Linf(EPS), None, prediction(own(x)))
         return {check.kind: check for check in checks}
 
     @pytest.mark.parametrize("size", [0.01, 0.1, 0.25])

@@ -26,7 +26,7 @@ from demur.evaluate import (
     run_attack,
 )
 from demur.evaluate.certificates import issue, retests
-from demur.files.atomic import write_json, write_tensors
+from demur.files.checked_files import write_json, write_tensors
 from demur.methods import RR
 from demur.metrics import Interval
 from demur.recipes import recipe

@@ -12,7 +12,7 @@ import torch
 
 import demur.runs.run as run_module
 from demur.errors import BadInput
-from demur.files.atomic import (
+from demur.files.checked_files import (
     exclusive_lock,
     read_json,
     read_tensors,
@@ -97,7 +97,7 @@ def test_metadata_contains_its_own_digest(tmp_path: Path) -> None:
 
 
 def test_a_second_process_cannot_take_the_lock(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from demur.files.atomic import exclusive_lock\n"
+    script = "from pathlib import Path; from demur.files.checked_files import exclusive_lock\n"
     script += f"with exclusive_lock(Path({str(tmp_path)!r})): pass"
     second = ["-c", script]
     with exclusive_lock(tmp_path), exclusive_lock(tmp_path):  # one process may hold it twice

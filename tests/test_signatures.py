@@ -15,7 +15,7 @@ from demur import verify
 from demur.attacks import Clean
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, archive, pack, run_attack
-from demur.files.atomic import PASSWORD, check_private_key, check_signature, sign_folder
+from demur.files.checked_files import PASSWORD, check_private_key, check_signature, sign_folder
 from demur.guards import Guard
 from tests.conftest import Command
 from tests.damages import FORGED, edit_config, put

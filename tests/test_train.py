@@ -17,7 +17,7 @@ import torch
 import demur
 from demur.data import SPLITS, Digits, Splits
 from demur.errors import BadInput, Diverged
-from demur.files.atomic import exclusive_lock
+from demur.files.checked_files import exclusive_lock
 from demur.recipes import RECIPES, Piecewise, Recipe, recipe
 from demur.runs import Run
 from demur.spec import digest

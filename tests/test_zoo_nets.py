@@ -10,7 +10,7 @@ import torch
 
 import demur
 from demur.errors import BadInput
-from demur.files.atomic import SCALE, restore
+from demur.files.checked_files import SCALE, restore
 from demur.runs import Run
 from demur.runs.run import zoo_folder, zoo_names
 from tests.conftest import Command

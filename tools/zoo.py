@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from demur.files.atomic import SCALE, read_json, write_json, write_tensors
+from demur.files.checked_files import SCALE, read_json, write_json, write_tensors
 from demur.runs import Run
 
 LARGE = 50_000  # numbers of a tensor from which on it is stored with 8 bits
@@ -22,7 +22,7 @@ ZOO = Path(__file__).parents[1] / "zoo"
 
 
 def quantise(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors for `restore` of demur.files.atomic; integers are left as they are."""
+    """Tensors for `restore` of demur.files.checked_files; integers are left as they are."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.ndim > 1 and tensor.numel() >= LARGE:

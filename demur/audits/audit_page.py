@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, count_cell
 from demur.errors import BadInput
-from demur.files.atomic import tensor_digest, write_text
+from demur.files.checked_files import tensor_digest, write_text
 from demur.files.output_paths import check_output_file
 from demur.images import png_url
 from demur.version import code_version

@@ -32,8 +32,8 @@ from demur.audits.ensemble_result import (
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.flags import ASKED, implausible, success_checks
 from demur.audits.image_parts import Spool, device_for, image_parts
-from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
+from demur.audits.preflight import MOST_IMAGES, foreign_checks, with_logits
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate.accepted_errors import WorstCaseRow

@@ -24,7 +24,7 @@ from demur.attacks.attack import RuleCriterion
 from demur.attacks.attack_model import CheckedModel
 from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState, MeanState
 from demur.errors import BadInput
-from demur.files.atomic import tensor_digest, write_bytes
+from demur.files.checked_files import tensor_digest, write_bytes
 from demur.files.output_paths import check_output_file
 from demur.progress import Bar, track
 from demur.spec import digest

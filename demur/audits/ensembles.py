@@ -53,13 +53,13 @@ from demur.audits.image_parts import (
     succeeded,
 )
 from demur.audits.masking import SURROGATE, OnMasking, square_signs
-from demur.audits.model_checks import (
+from demur.audits.model_loading import as_model
+from demur.audits.preflight import (
     foreign_checks,
     preflight_warnings,
     rejector_warnings,
     with_logits,
 )
-from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, NoGradientError
 from demur.evaluate.probing import is_random

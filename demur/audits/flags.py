@@ -81,7 +81,7 @@ class Answers:
         return answers[:, : self.classes].argmax(1)
 
 
-def model_checks(
+def answer_checks(
     model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball,
     rule: RuleCriterion | None, before: Tensor, masking: Sequence[CheckResult] | None = None,
 ) -> list[CheckResult]:  # fmt: skip

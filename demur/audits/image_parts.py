@@ -28,7 +28,7 @@ from demur.data.sources import (
     samples,
 )
 from demur.errors import BadInput, suggestion
-from demur.files.atomic import read_array, release, tensor_of
+from demur.files.checked_files import read_array, release, tensor_of
 from demur.files.image_files import resize_pixels
 from demur.files.output_paths import check_output_file
 from demur.images import check_batch, pixels_of

@@ -100,7 +100,7 @@ def export(
 
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
-    from demur.files.atomic import check_private_key
+    from demur.files.checked_files import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
     from demur.guards.export import export_triton

@@ -264,7 +264,7 @@ def add(
     Example: demur leaderboard add digits-pgdat-small --rejector Con --n 200
     """
     from demur.attacks.balls import ball_by_name
-    from demur.files.atomic import write_json
+    from demur.files.checked_files import write_json
     from demur.leaderboard.entry import attack_set, make_entry, slug
     from demur.recipes import rejectors_named
 
@@ -312,7 +312,7 @@ def verify(
 
     Example: demur leaderboard verify leaderboard/digits-pgdat-small-con-linf-0.15.json
     """
-    from demur.files.atomic import write_json
+    from demur.files.checked_files import write_json
     from demur.leaderboard.entry import attacked_again, problems, read_entry
 
     content = read_entry(path := Path(entry))

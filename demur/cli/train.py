@@ -207,7 +207,7 @@ def get(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.data import cifar
-    from demur.files.atomic import exclusive_lock
+    from demur.files.checked_files import exclusive_lock
     from demur.files.output_paths import check_output_folder
 
     if (published := cifar.PUBLISHED.get(name)) is None:

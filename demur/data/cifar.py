@@ -25,7 +25,7 @@ from torch import Tensor
 
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
 from demur.errors import BadInput
-from demur.files.atomic import MEGABYTE, read_regular_file
+from demur.files.checked_files import MEGABYTE, read_regular_file
 from demur.images import Domain
 from demur.noise import permutation
 

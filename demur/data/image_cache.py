@@ -35,7 +35,7 @@ from demur.data.image_splits import (
 )
 from demur.data.sources import Source, file_stamp, open_source
 from demur.errors import BadInput
-from demur.files.atomic import read_checked, read_json, write_json
+from demur.files.checked_files import read_checked, read_json, write_json
 from demur.files.image_files import resize_pixels
 from demur.progress import ignore
 

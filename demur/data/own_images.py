@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.data.image_cache import CachedImages, read_images
 from demur.errors import BadInput, shorten
-from demur.files.atomic import release
+from demur.files.checked_files import release
 from demur.images import Domain
 from demur.progress import ignore
 from demur.spec import later

@@ -21,7 +21,7 @@ from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
-from demur.files.atomic import check_private_key, replace_folder, sign_folder, write_json
+from demur.files.checked_files import check_private_key, replace_folder, sign_folder, write_json
 from demur.files.output_paths import check_output_folder
 from demur.progress import ignore
 from demur.recipes import Recipe

@@ -19,7 +19,7 @@ from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attac
 from demur.evaluate.binding import ThresholdResolver, other_aim, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.metrics import Interval
 from demur.recipes import VOCABULARY, AnyName, aimed_at, rejectors_named
 from demur.recipes import attack as attack_named

@@ -34,7 +34,7 @@ from demur.evaluate.resumable_batches import (
     attack_in_batches,
     default_batch_size,
 )
-from demur.files.atomic import exclusive_lock, mapped
+from demur.files.checked_files import exclusive_lock, mapped
 from demur.images import check_batch
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, raise_if_invalid, tf32, use_precision

@@ -20,7 +20,7 @@ from demur import distributed
 from demur.data import Images
 from demur.engine import pad_batch
 from demur.errors import BadInput
-from demur.files.atomic import content_digest, write_bytes
+from demur.files.checked_files import content_digest, write_bytes
 
 ProgressCallback = Callable[[int, int], None]  # images done, images in all
 Craft = Callable[[slice, int], Tensor]  # a slice of the images and the batch size it is part of

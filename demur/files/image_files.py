@@ -41,7 +41,7 @@ def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pi
         )
     name = shorten(str(source)) if isinstance(source, str | Path) else "the image"
     if isinstance(source, str | Path):
-        from demur.files.atomic import read_regular_file  # imports torch
+        from demur.files.checked_files import read_regular_file  # imports torch
 
         source = read_regular_file(Path(source), MAX_FILE, "name an image file")
     with bad_input(DAMAGED.format(name)):  # decoders of damaged files raise nearly anything

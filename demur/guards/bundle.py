@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput, bad_input, shorten
-from demur.files import atomic
-from demur.files.atomic import (
+from demur.files import checked_files
+from demur.files.checked_files import (
     SIGNATURE,
     check_private_key,
     check_signature,
@@ -121,7 +121,7 @@ def save(
         if arrays:
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
         if onnx:
-            files[ONNX] = atomic.content_digest(export_onnx(guard, half / ONNX).read_bytes())
+            files[ONNX] = checked_files.content_digest(export_onnx(guard, half / ONNX).read_bytes())
         if (seen := guard.training_images) is not None:
             files[TRAINING] = write_tensors(half / TRAINING, {"digests": seen})
         config = {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.attacks.wrappers import WrappedModel
 from demur.errors import shorten
-from demur.files.atomic import tensor_digest
+from demur.files.checked_files import tensor_digest
 from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
 from demur.guards.inputs import Shape, read_images

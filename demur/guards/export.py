@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.errors import BadInput, import_optional, visible
-from demur.files.atomic import replace_folder, write_bytes, write_text
+from demur.files.checked_files import replace_folder, write_bytes, write_text
 from demur.guards.decision import BaseGuard
 from demur.output import log_probabilities, prediction
 from demur.rejectors import FittedScore

@@ -13,7 +13,7 @@ import torch
 
 from demur.data.sources import FolderSource
 from demur.errors import BadInput
-from demur.files.atomic import tensor_digest
+from demur.files.checked_files import tensor_digest
 from demur.guards.calibration import calibrate, guarantee_of, on_device
 from demur.guards.core import Guard, outputs_of
 from demur.guards.inputs import image_digests, read_images

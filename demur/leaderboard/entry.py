@@ -25,7 +25,7 @@ from demur.errors import BadInput, first_line
 from demur.evaluate import LoadedRun, RecordOptions, values
 from demur.evaluate.accepted_errors import worst_case_of
 from demur.evaluate.binding import ThresholdResolver
-from demur.files.atomic import read_json, replace_folder, write_text
+from demur.files.checked_files import read_json, replace_folder, write_text
 from demur.files.output_paths import check_output_folder
 from demur.metrics import WorstCase, wilson
 from demur.recipes import VOCABULARY

@@ -37,7 +37,7 @@ OPERATORS: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg, ast.Lt: operator.lt, ast.Gt: operator.gt, ast.NotEq: operator.ne,
 }  # fmt: skip
 ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError)
-FOLDERS = ("benchmarks/", "leaderboard/", "results/")  # of files with results
+FOLDERS = ("benchmarks/", "leaderboard/", "results/", "zoo/")  # of files with results
 
 
 class Claim(NamedTuple):

@@ -260,7 +260,7 @@ def _print_page(text: str, form: str, out: str | None) -> None:
     """Print a page, Markdown rendered on a terminal, and write it to a file."""
     from rich.markdown import Markdown
 
-    from demur.files.atomic import write_text
+    from demur.files.checked_files import write_text
     from demur.report.terminal import terminal
 
     console = terminal()
@@ -373,7 +373,7 @@ def _formats(text: str) -> list[str]:
 
 def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]) -> None:
     """Write the files of a figure and its caption, and print them."""
-    from demur.files.atomic import write_bytes, write_text
+    from demur.files.checked_files import write_bytes, write_text
 
     targets = {kind: folder / f"{name}.{kind}" for kind in (*files, "txt")}
     for kind, target in targets.items():

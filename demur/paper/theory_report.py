@@ -15,7 +15,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from demur.files.atomic import write_bytes
+from demur.files.checked_files import write_bytes
 from demur.metrics import wilson
 from demur.paper.draw import STROKES
 from demur.paper.theorems import TheoryInputs, con_above, n_sub

@@ -13,7 +13,7 @@ from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
-from demur.files.atomic import MEGABYTE, read_regular_file
+from demur.files.checked_files import MEGABYTE, read_regular_file
 from demur.methods import FRAMEWORKS, HEADS, LABELS, Method
 from demur.nets import NETS, FactoryNet
 from demur.recipes.attacks import (

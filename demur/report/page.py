@@ -18,7 +18,7 @@ from demur.errors import import_optional
 from demur.evaluate import ORACLE, PROTOCOLS, Protocol, Row, ScoredRecord
 from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.evaluate.certificates import retests
-from demur.files.atomic import write_text
+from demur.files.checked_files import write_text
 from demur.metrics import Difference, Interval
 from demur.report import plot
 from demur.report.explorer import explorer_data

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.errors import BadInput, import_optional
-from demur.files.atomic import write_bytes
+from demur.files.checked_files import write_bytes
 from demur.files.output_paths import check_output_file
 from demur.metrics import WorstCase, aurc, auroc, ece, wilson
 from demur.metrics import risk_coverage as risk_coverage_curve

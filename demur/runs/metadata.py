@@ -14,7 +14,7 @@ import torch
 
 from demur.data import SplitName
 from demur.errors import BadInput
-from demur.files.atomic import read_json
+from demur.files.checked_files import read_json
 from demur.spec.field_types import (
     Condition,
     NonNegativeInt,

@@ -25,7 +25,7 @@ from demur import metrics
 from demur.attacks import Attack
 from demur.attacks.balls import L2, ROUNDING, Ball, Linf
 from demur.errors import BadInput, import_optional
-from demur.files import atomic
+from demur.files import checked_files as files
 from demur.output import Output, prediction
 from demur.recipes import VOCABULARY
 from demur.rejectors.certainty import tcon
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
 NOTEBOOK = "'demur[notebook]'"
-MAX_NPZ = 4096 * atomic.MEGABYTE  # bytes of the file
-SMALL = 256 * atomic.MEGABYTE  # bytes of all arrays that any file may unpack to
+MAX_NPZ = 4096 * files.MEGABYTE  # bytes of the file
+SMALL = 256 * files.MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
-MAX_DICTIONARY = 64 * atomic.MEGABYTE  # of LZMA, allocated before a byte is unpacked
+MAX_DICTIONARY = 64 * files.MEGABYTE  # of LZMA, allocated before a byte is unpacked
 LOCAL_HEADER = 30  # bytes of the fixed part of a member's header
 COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA)
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
@@ -84,7 +84,7 @@ def write_npz(
             with file.open(member, "w") as packed:
                 header = header_data_from_array_1_0(values.contiguous().numpy())
                 write_array_header_1_0(packed, header)
-                for part in atomic.in_pieces(values):
+                for part in files.in_pieces(values):
                     packed.write(part.contiguous().numpy().data)
         unpacked = sum(member.file_size for member in file.infolist())
     if compression != ZIP_STORED and unpacked > _max_unpacked(stream.tell()):
@@ -126,9 +126,7 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         for letter, size in zip(ARRAYS[name].shape, array.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
-        if array.is_floating_point() and any(
-            part.isnan().any() for part in atomic.in_pieces(array)
-        ):
+        if array.is_floating_point() and any(part.isnan().any() for part in files.in_pieces(array)):
             raise BadInput(f"{name} holds values that are not numbers")
     labels = arrays["y"]
     if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
@@ -183,7 +181,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
     name = member.filename.removesuffix(".npy")
     dtype, letters = ARRAYS[name]
     with file.open(member) as packed:
-        values = atomic.read_array(packed, member.file_size)
+        values = files.read_array(packed, member.file_size)
         rest = packed.read(1)
     if values.dtype.str not in (dtype, HALF.get(name)):
         raise BadInput(f"{name} is of type {values.dtype.str} instead of {dtype}")
@@ -193,7 +191,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
         raise BadInput(f"{name} has more bytes than those of its shape {values.shape}")
     if dtype == "|b1" and values.view(np.uint8).max(initial=0) > 1:
         raise BadInput(f"{name} holds values other than 0 and 1")
-    return atomic.tensor_of(values.astype(dtype, copy=False))
+    return files.tensor_of(values.astype(dtype, copy=False))
 
 
 @dataclass(frozen=True)
@@ -312,10 +310,10 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     if tight and torch.equal(index, _consecutive(int(index[0]), len(index))):
         metadata[FIRST_INDEX] = int(index[0])
         del arrays["index"]
-    with atomic.atomic_file(path) as file:
+    with files.atomic_file(path) as file:
         write_npz(file, arrays, compression)
-        metadata["file_digest"] = atomic.file_digest(file)
-    atomic.write_json(path.with_suffix(".json"), metadata)
+        metadata["file_digest"] = files.file_digest(file)
+    files.write_json(path.with_suffix(".json"), metadata)
 
 
 def _consecutive(first: int, count: int) -> Tensor:
@@ -328,7 +326,7 @@ def _consecutive(first: int, count: int) -> Tensor:
 def move_record(path: Path, folder: Path) -> None:
     """Move a complete record into another folder, the metadata last."""
     for part in (path, path.with_suffix(".json")):
-        atomic.move_file(part, folder)
+        files.move_file(part, folder)
 
 
 def read_record(path: Path) -> Record:
@@ -351,8 +349,8 @@ def read_record(path: Path) -> Record:
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
             f"{metadata_path.name} and make the record again with demur attack"
         )
-    with atomic.open_regular_file(path, MAX_NPZ, REMEDY) as file:
-        atomic.check_digest(path, metadata["file_digest"], atomic.file_digest(file), REMEDY)
+    with files.open_regular_file(path, MAX_NPZ, REMEDY) as file:
+        files.check_digest(path, metadata["file_digest"], files.file_digest(file), REMEDY)
         arrays = read_npz(file, path, REMEDY)
     first = metadata.pop(FIRST_INDEX, None)
     try:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from demur.errors import BadInput, first_line, import_optional, suggestion
-from demur.files.atomic import (
+from demur.files.checked_files import (
     MEGABYTE,
     TEMPORARY_FILES,
     delete_temporary_files,

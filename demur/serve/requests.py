@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import ClientDisconnect, Request
 
 from demur.errors import BadInput, shorten
-from demur.files.atomic import MEGABYTE
+from demur.files.checked_files import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.serve.decoder import DTYPES, RequestError, kind_of

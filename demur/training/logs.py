@@ -23,7 +23,7 @@ from demur.errors import (
     suggestion,
     user_line,
 )
-from demur.files.atomic import write_text
+from demur.files.checked_files import write_text
 from demur.progress import ignore
 from demur.spec.importing import import_object, is_import_path
 

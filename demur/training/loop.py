@@ -22,7 +22,7 @@ from demur.data import Images, Splits
 from demur.engine import EnginePlan, FrozenModel, choose_plan
 from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, Diverged
-from demur.files.atomic import content_digest, write_text
+from demur.files.checked_files import content_digest, write_text
 from demur.methods import attack_mode
 from demur.numerics import tf32, use_precision
 from demur.output import prediction

@@ -25,7 +25,7 @@ from demur.evaluate import (
 )
 from demur.evaluate.record_scores import to_json
 from demur.evaluate.resumable_batches import ProgressCallback
-from demur.files.atomic import write_json
+from demur.files.checked_files import write_json
 from demur.methods import PGDAT, RR, Method
 from demur.metrics import Difference, auroc, auroc_difference
 from demur.nets import FactoryNet

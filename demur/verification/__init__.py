@@ -14,7 +14,13 @@ from demur.audits.ensemble_state import PROGRESS, raise_damaged, read_state
 from demur.calibrate import ChanceTest
 from demur.errors import BadInput, first_line
 from demur.evaluate.certificates import REMEDY
-from demur.files.atomic import MAX_JSON, SIGNATURE, check_signature, read_checked, read_regular_file
+from demur.files.checked_files import (
+    MAX_JSON,
+    SIGNATURE,
+    check_signature,
+    read_checked,
+    read_regular_file,
+)
 from demur.guards import bundle
 from demur.guards.export import model_card
 from demur.images import check_images

@@ -29,7 +29,7 @@ from demur.evaluate.certificates import certify_record
 from demur.evaluate.record_scores import tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, final_outputs
 from demur.evaluate.score import summary
-from demur.files.atomic import MAX_JSON, read_regular_file
+from demur.files.checked_files import MAX_JSON, read_regular_file
 from demur.guards.calibration import count_figures
 from demur.output import prediction
 from demur.recipes import VOCABULARY

@@ -18,7 +18,7 @@ from PIL import Image
 
 import demur
 from demur import KD, RR, Coupled, Digits, Guard, RCon, ResNet8
-from demur.files.atomic import content_digest
+from demur.files.checked_files import content_digest
 from demur.guards.export import model_card
 from tests.fuzz.mutation import ODD_TEXT, ODD_VALUES, mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.outcomes import expect

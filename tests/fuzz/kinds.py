@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save as bytes_of
 
-from demur.files.atomic import content_digest, read_tensors
+from demur.files.checked_files import content_digest, read_tensors
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata

@@ -24,7 +24,7 @@ from demur.calibrate import Coverage
 from demur.data.image_cache import read_images
 from demur.evaluate import LoadedRun, RecordOptions, archive, run_attack
 from demur.evaluate.certificates import issue
-from demur.files.atomic import content_digest, read_json
+from demur.files.checked_files import content_digest, read_json
 from demur.guards import Guard
 from demur.recipes import recipe
 from demur.runs import Run

@@ -1,4 +1,4 @@
-"""Bounded reads, atomic writes, digests that detect damage, signatures, one writer per folder.
+"""Files written whole and checked when read: bounded reads, digests, locks, signatures.
 
 A kill leaves the old file or the new one; BadInput names a file whose bytes changed. Weights may be
 stored with 8 bits a number: a large tensor becomes int8 with one scale for each output channel,

@@ -27,7 +27,7 @@ from demur.attacks.balls import Linf
 from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.ensemble_result import FLAT_SCORE
-from demur.audits.flags import ASKED, model_checks
+from demur.audits.flags import ASKED, answer_checks
 from demur.calibrate import binomial_sf
 from demur.evaluate.probing import ROUNDING, probe
 from demur.evaluate.score import RejectorEvaluation
@@ -228,4 +228,4 @@ def foreign_checks(
         elif criterion is not None or check.kind not in NEED_REJECTOR:
             checks.append(check)
     x_adv = examples[[*attacked][-1]][1]
-    return [*checks, *model_checks(model, x, y, x_adv, ball, criterion, before, masking)], curve
+    return [*checks, *answer_checks(model, x, y, x_adv, ball, criterion, before, masking)], curve
