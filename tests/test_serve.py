@@ -120,7 +120,7 @@ ONE = [[[0]] * 8] * 8
         (PART + b"x\r\n--x--\r\n", MULTIPART, 422, "a.png: the image is damaged"),
         (PART.replace(b"a.png", b"a\n\0b.png") + b"x\r\n--x--\r\n", MULTIPART, 422,
          "ab.png: the image"),
-        ((PART + b"x\r\n") * 9 + b"--x--\r\n", MULTIPART, 400, "Too many files"),
+        ((PART + b"x\r\n") * 9 + b"--x--\r\n", MULTIPART, 413, "at most 8 images"),
         (b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n", MULTIPART, 400,
          "no other fields"),
     ],

@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "package-map.svg"
 DESIGN = ROOT / "docs" / "design.md"
+SMALL = 8000  # bytes of an __init__.py that only collects names
 LIST = "<!-- files -->\n", "<!-- end of files -->\n"  # of the list in DESIGN
 PURPOSE = {
     "paper": "tables, figures, studies",
@@ -151,7 +152,8 @@ def file_list(root: Path = ROOT) -> str:
     lines, folder = [], ""
     for path in sorted((root / "demur").rglob("*"), key=lambda p: (p.parent, p.name)):
         text = "" if path.is_dir() else summary(path)
-        if not text or path.name == "__init__.py":
+        is_index = path.name == "__init__.py" and path.stat().st_size < SMALL
+        if not text or is_index:
             continue
         if folder != (folder := path.parent.relative_to(root).as_posix()):
             lines += ["", f"**{folder}/**", ""]

@@ -1,4 +1,4 @@
-"""Attacks made of attacks: several in turn, one towards each wrong class, and AutoAttack.
+"""Attacks made of attacks: the members of AutoAttack and RejectAutoAttack in each version; chains.
 
 Each part attacks the images on which no earlier one succeeded. AutoAttack (Croce and Hein 2020)
 returns an image without success unchanged, so AUROC and TPR-95 of its result are artefacts.

@@ -1,4 +1,4 @@
-"""Signs that the figures of an audit overstate robustness, found by questions to the model.
+"""Signs that an audit overstates robustness, found by asking the model about a few images.
 
 Answers are logits divided by the median margin of the clean images, and scores divided by their
 spread, so that one tolerance suits every model. docs/guides/audit.md lists all signs.

@@ -1,4 +1,4 @@
-"""Checks of a foreign model: warnings before it is attacked, sanity checks afterwards.
+"""Checks of a foreign model: warnings before an attack; runs the checks of `sanity` afterwards.
 
 Besides the given attacks the sanity checks need plain PGD at eps, at eps/2 and at a radius where
 every image can be made grey: 60 gradient queries per image, of at most MOST_IMAGES images.

@@ -1,4 +1,4 @@
-"""A user's own images: a folder per class, a CSV of paths, an npz, or a torch data set.
+"""The data set of a user's own images, which `sources.py` reads; images streamed from a file.
 
 A split that does not fit on the device stays in its file and is streamed.
 """

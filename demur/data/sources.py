@@ -1,4 +1,4 @@
-"""Readers of a user's own images: a folder per class, a CSV of paths, an npz, a data set.
+"""Layouts of a user's own images: a folder per class, a CSV of paths, an npz, a data set.
 
 A data set is a torch `Dataset`, of torchvision, or a table of Hugging Face. Nothing in these files
 is trusted: sizes are checked before memory is taken, and no code runs.

@@ -1,4 +1,4 @@
-"""Confidence intervals and exact tests: Wilson, paired differences, binomial tails, chance level.
+"""Confidence intervals and exact tests of shares: Wilson, resamples, binomial tails, chance level.
 
 Differences are paired over shared resamples of the images. The tails, Clopper-Pearson bounds and
 Student's t are computed without SciPy, which is large.

@@ -1,4 +1,4 @@
-"""Metrics of a rejector: ranking, operating points, risk-coverage curves and calibration.
+"""Metrics of a rejector: AUROC with intervals, AURC and AUGRC, operating points, calibration.
 
 `score` has one value per image, higher for images to accept and -inf for images never accepted;
 `correct` says whether the prediction is correct. `WorstCase` has the accepted errors at every

@@ -1,4 +1,4 @@
-"""Every cell of the paper's tables, measured on stored runs or missing.
+"""What a cell of the paper's tables holds: each is measured on stored runs, or missing.
 
     cells = measure_cells(PAPER_TABLES.values(), Path("results"), open_run, print)
     cells[0].to_json()      # table, row, column, published, measured, n, restarts, protocol, record

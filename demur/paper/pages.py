@@ -1,4 +1,4 @@
-"""Pages of tables: the paper's tables as Markdown or LaTeX, comparisons of recipes, disagreements.
+"""How tables are printed: the paper's as Markdown or LaTeX, marks, comparisons, disagreements.
 
 A table of the paper has our numbers beside the published ones; a comparison has one section per
 attack and one row per score. Cells that differ from the published number are listed with what

@@ -1,4 +1,4 @@
-"""Recipes of training runs: everything that determines a result, and the named ones; schedules.
+"""Recipes of training runs: all settings of a training, learning-rate schedules, named recipes.
 
 Named are the embedded digits, the paper's runs on CIFAR-10, and a user's own images. Other heads,
 settings, nets and data are changes of these.

@@ -1,4 +1,4 @@
-"""The results of runs: scored records, tables of recipes over seeds, certificates and retests."""
+"""The results of runs: scored records, `demur sweep` over seeds, certificates and retests."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A run folder: a recipe, the weights trained from it, and the records of attacks on them.
+"""A run folder: recipe, weights, records; what to do if its weights are damaged.
 
 docs/reference/files.md describes the files. Trained nets that come with demur are run folders with
 quantised weights, and records of attacks on exactly these weights. They lie in `zoo/` of a

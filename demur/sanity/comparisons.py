@@ -1,4 +1,4 @@
-"""Sanity checks that compare attacks: one attack over eps, and a stronger with a weaker one."""
+"""Checks that compare attacks, for runs and audits: over eps, and a stronger with a weaker one."""
 
 import math
 import re

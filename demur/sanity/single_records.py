@@ -1,4 +1,4 @@
-"""Sanity checks of single records: tied scores, random outputs, zero gradients, low objectives."""
+"""Checks of one record, for runs and audits: ties, randomness, zero gradients, low objectives."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

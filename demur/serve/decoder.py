@@ -1,4 +1,4 @@
-"""The process that parses the bodies of requests and decodes their images; it may be killed.
+"""The process that parses request bodies, decodes images, limits their number; it may be killed.
 
 `demur.serve.workers` starts it by its path, so that neither `demur.serve` nor torch is imported:
 it starts in 0.2 s and takes 30 MB. It gets a job (JSON) and a body, and answers with a JSON
@@ -94,7 +94,7 @@ def read_form(content_type: str, body: bytes, max_images: int) -> Files:
 
     def on_file(file: Any) -> None:
         if len(files) == max_images:
-            raise ValueError("Too many files")
+            raise _too_many(max_images)
         content = file.file_object
         content.seek(0)
         name = (file.file_name or b"").decode("utf-8", "replace")
@@ -108,6 +108,8 @@ def read_form(content_type: str, body: bytes, max_images: int) -> Files:
         )  # fmt: skip
         parser.write(body)
         parser.finalize()
+    except RequestError:
+        raise
     except Exception as error:  # the parser of a stranger's bytes
         reason = str(error) if type(error) is ValueError else "it is damaged"
         raise RequestError(
@@ -138,10 +140,12 @@ def read_arrays(body: bytes, max_images: int) -> NDArray[Any]:
         raise RequestError(422, f'"dtype" must be one of {", ".join(DTYPES)}')
     array = _array(document["images"], dtype)
     if array.ndim == 4 and len(array) > max_images:
-        raise RequestError(
-            413, f"a request may hold at most {max_images} images; send several requests"
-        )
+        raise _too_many(max_images)
     return array
+
+
+def _too_many(most: int) -> RequestError:
+    return RequestError(413, f"a request may hold at most {most} images; send several requests")
 
 
 def _array(images: Any, dtype: str) -> NDArray[Any]:

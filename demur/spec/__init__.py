@@ -1,4 +1,4 @@
-"""Frozen dataclasses written as text: the constructor call is the configuration language.
+"""Frozen dataclasses written as text: read, shown, changed by KEY=VALUE, names suggested.
 
 Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
 class of the user's own is written as Custom("module:Class", ...), or module:Class(...) if `typed`.
