@@ -219,14 +219,18 @@ def test_what_cannot_be_copied_is_attacked_as_it_is_with_one_sentence(
 
 
 def test_outputs_that_are_no_number_are_not_called_random(batch: tuple[Tensor, Tensor]) -> None:
-    class NaNScore(nn.Sequential):
+    class NaNScore(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = seeded(conv_net)
+
         def forward(self, x: Tensor) -> Output:
-            logits = super().forward(x)
+            logits = self.net(x)
             return Output(logits, logits[:, :0], logits[:, :1] * torch.nan)
 
     said: list[str] = []
     with (
-        checked(NaNScore(*seeded(conv_net)), *batch) as (model, x, y),
+        checked(NaNScore().eval(), *batch) as (model, x, y),
         accelerated(model, x, y, 40, on_message=said.append),
     ):
         assert said == []

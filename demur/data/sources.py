@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, bad_input, blamed, shorten
 from demur.files.checked_files import MEGABYTE, raise_unreadable, read_array, read_regular_file
-from demur.files.image_files import MAX_FILE, Pixels, decode_image
-from demur.files.output_paths import SUFFIXES
+from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
 from demur.spec.importing import import_object, is_import_path
 
 IMAGE_KEYS = ("image", "img", "pixel_values", "images", "x")  # of a sample that is a mapping

@@ -172,9 +172,7 @@ def _frozen_module(
     first = x[:CHECKED_IMAGES], y[:CHECKED_IMAGES]
     expected = _expected(model, *first)
     copies: list[FrozenModule] = []
-    of_gpu = PURE_BF16_SETTINGS if on_gpu and pure_bf16_pays(module) else ()
-    # on a GPU the fastest first
-    for settings in (*of_gpu, *GPU_SETTINGS) if on_gpu else CPU_SETTINGS:
+    for settings in _settings(module, on_gpu):
         try:
             fast = FastCopy(module, settings, first[0][:2])
             _check_agreement(fast, expected, *first)
@@ -191,6 +189,13 @@ def _frozen_module(
     if not copies:
         raise CannotCopy("no copy of it agrees with it")
     return _fastest(copies, model, *first)
+
+
+def _settings(module: nn.Module, on_gpu: bool) -> tuple[CopySettings, ...]:
+    """Return the settings of copies to try, on a GPU the fastest first."""
+    if not on_gpu:
+        return CPU_SETTINGS
+    return (*PURE_BF16_SETTINGS, *GPU_SETTINGS) if pure_bf16_pays(module) else GPU_SETTINGS
 
 
 def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from demur.errors import BadInput
+from demur.files.image_files import SUFFIXES
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PAGE_OF_RUN = "report.html"  # the one output that demur writes into a run
 FolderKind = Literal["run", "guard"]
 # How a file of each kind is called, its suffixes and its first bytes.

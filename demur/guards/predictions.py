@@ -25,7 +25,8 @@ import torch
 from demur.data.sources import files_below
 from demur.errors import BadInput, import_optional
 from demur.files.checked_files import exclusive_lock, write_bytes, write_text
-from demur.files.output_paths import SUFFIXES, is_stream
+from demur.files.image_files import SUFFIXES
+from demur.files.output_paths import is_stream
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.progress import ignore

@@ -1,5 +1,5 @@
 "use strict";
-// Sorts and filters the table, and draws the curves of the chosen entries with their bands.
+// Sorts the table by a clicked heading, filters it, and draws the curves of the chosen entries with their bands.
 (() => {
   const Z = 1.9599639845400536; // normal quantile of 0.975
   const SVG = "http://www.w3.org/2000/svg";
