@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, bad_input, blamed, shorten
 from demur.files.checked_files import MEGABYTE, raise_unreadable, read_array, read_regular_file
-from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.files.image_files import MAX_FILE, Pixels, decode_image
+from demur.files.output_paths import IMAGE_SUFFIXES
 from demur.spec.importing import import_object, is_import_path
 
 IMAGE_KEYS = ("image", "img", "pixel_values", "images", "x")  # of a sample that is a mapping
@@ -236,7 +237,7 @@ class FolderSource(FileSource):
         self.class_folders |= {*names}
         for name in names:
             for path in files_below(folder / name):
-                if path.suffix.lower() not in SUFFIXES:
+                if path.suffix.lower() not in IMAGE_SUFFIXES:
                     self.ignored += 1
                     continue
                 relative = path.relative_to(self.folder).as_posix()

@@ -1,4 +1,4 @@
-"""Image files: formats and suffixes, decoding, resizing, for training as for prediction.
+"""Image files: formats, decoding, resizing, for training as for prediction.
 
 Files are untrusted: the format and the number of pixels are checked before anything is decoded.
 This module imports no torch, since the service decodes in processes that must start quickly.
@@ -16,7 +16,6 @@ from demur.errors import BadInput, bad_input, import_optional, shorten
 
 Pixels = NDArray[np.uint8]  # H, W, C
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 DAMAGED = "{} is damaged or not an image; give one of " + ", ".join(FORMATS)
 MAX_FILE = 256 << 20  # bytes

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from demur.errors import BadInput
-from demur.files.image_files import SUFFIXES
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PAGE_OF_RUN = "report.html"  # the one output that demur writes into a run
 FolderKind = Literal["run", "guard"]
 # How a file of each kind is called, its suffixes and its first bytes.
@@ -135,7 +135,7 @@ def _check_replaceable(target: Path, name: str, kind: str | None) -> None:
     if target.stat().st_nlink > 1:
         raise BadInput(f"{name} has a second name (a hard link); name another file")
     if kind is None:
-        if target.suffix.lower() in SUFFIXES:
+        if target.suffix.lower() in IMAGE_SUFFIXES:
             raise BadInput(f"{name} is an image; name another file")
         return
     called, suffixes, first = FILE_KINDS[kind]
@@ -159,7 +159,7 @@ def _is_image_folder(folder: Path) -> bool:
 def _holds_images(folder: Path) -> bool:
     """Whether at least half of the entries of a folder are images by their names."""
     names = [one.name.lower() for one in islice(os.scandir(folder), LOOKED_AT)]
-    return 0 < len(names) <= 2 * sum(name.endswith(SUFFIXES) for name in names)
+    return 0 < len(names) <= 2 * sum(name.endswith(IMAGE_SUFFIXES) for name in names)
 
 
 def check_writable(folder: Path, name: str) -> None:

@@ -25,8 +25,7 @@ import torch
 from demur.data.sources import files_below
 from demur.errors import BadInput, import_optional
 from demur.files.checked_files import exclusive_lock, write_bytes, write_text
-from demur.files.image_files import SUFFIXES
-from demur.files.output_paths import is_stream
+from demur.files.output_paths import IMAGE_SUFFIXES, is_stream
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.progress import ignore
@@ -47,7 +46,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
         path = Path(word)
         if path.is_dir():
             below = files_below(path)
-            matches = [p for p in below if p.suffix.lower() in SUFFIXES and p.is_file()]
+            matches = [p for p in below if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()]
         elif path.exists():
             matches = [path]
         else:
