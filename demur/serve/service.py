@@ -1,4 +1,4 @@
-"""The web application: routes, status codes and answers.
+"""The web application: which requests are taken (token, number, time), routes and answers.
 
 Each request is counted, checked for its token, its Host and its Origin, read within limits and
 queued for the model. What is wrong with a request is answered with a 4xx and one sentence.
