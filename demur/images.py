@@ -72,8 +72,8 @@ def check_images(x: Tensor, first: int = 0) -> None:
         value, at = float(x[image, channel, row, column]), first + int(image)
         raise BadInput(
             f"pixels must lie in [0, 1], but these range from {low:.6g} to {high:.6g}: image "
-            f"{at}, channel {channel}, row {row}, column {column} is {value:.8g}; rescale them "
-            "and normalise in the first layer of the net"
+            f"{at}, channel {channel}, row {row}, column {column} is {value:.8g}; "
+            + ("rescale them and normalise in the net" if value * 0 == 0 else "replace that image")
         )
 
 

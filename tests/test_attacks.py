@@ -232,7 +232,7 @@ class TestArguments:
         [
             (lambda x, y: (x * 2 - 1, y), r"pixels must lie in \[0, 1\]"),
             (lambda x, y: (x * 255, y), r"pixels must lie in \[0, 1\]"),
-            (lambda x, y: (x * torch.nan, y), r"pixels must lie in \[0, 1\]"),
+            (lambda x, y: (x * torch.nan, y), r"pixels must lie in \[0, 1\].* replace that image"),
             (lambda x, y: (x[0], y), "shape N, C, H, W"),
             (lambda x, y: ((x * 255).byte(), y), "x.float"),
             (lambda x, y: (x[:0], y[:0]), "empty"),

@@ -136,6 +136,7 @@ class TestAudit:
         assert not any("the gradient is zero" in sentence for sentence in found.warnings)
         fast = str(audit(Logits(), x, y, eps=0.02, version="fast", **given).verdict)
         assert "Not tried: attacks by the gradient of the score" in fast
+        assert "RejectAutoAttack raised" not in fast, "no attack of it ran"
 
     def test_what_is_no_number_is_found_before_the_attacks(
         self, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +397,7 @@ class TestCommand:
             (["--data", "own_code.py.npz"], "is no file"),
             (["--data", "half.npz"], "only one of cal_x and cal_y"),
             (["--data", "words.npz"], "labels must be integers"),
+            (["--data", "short.npz", "--n", "5"], "labels; give one per image"),
             (["--data", "junk.npz"], "is no .npz file"),
             (["--data", "digits", "--eps", "-1"], "eps must be a number of at least 0"),
         ],
@@ -405,6 +407,7 @@ class TestCommand:
     ) -> None:
         x, y = (part.numpy() for part in images())
         np.savez("half.npz", x=x, y=y, cal_x=x)
+        np.savez("short.npz", x=x, y=y[:-3])
         np.savez("words.npz", x=x, y=np.full(len(y), "cat"))
         Path("junk.npz").write_text("junk")
         code, out, err = command("audit", "own_code:factory", *words)

@@ -249,7 +249,7 @@ def test_the_command_issues_stores_and_shows_a_certificate(
     [
         ((), "give exactly one of --risk, --tpr and --coverage"),
         (("--risk", "0.1", "--tpr", "0.9"), "give exactly one of"),
-        (("--risk", "5"), "risk is 5; give a share between 0 and 1"),
+        (("--risk", "5"), "risk is 5; give a share between 0 and 1, such as 0.05"),
         (("--risk", "0.1", "--confidence", "1"), "confidence is 1"),
         (("--tpr", "0.9", "--rejector", "rkon"), "no rejector 'rkon'; did you mean"),
         (("--tpr", "0.9", "--attack", "pgdd"), "no attack is called 'pgdd'"),

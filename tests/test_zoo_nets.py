@@ -76,6 +76,19 @@ def test_a_run_of_the_same_name_comes_first(
     assert zoo_names() == []
 
 
+def test_a_damaged_net_is_to_be_fetched_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(zoo_folder() / "digits-pgdat-small", tmp_path / "digits-pgdat-small")
+    monkeypatch.setenv("DEMUR_ZOO", str(tmp_path))
+    weights = tmp_path / "digits-pgdat-small" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(BadInput, match="is damaged: .*; it came with demur; fetch another copy"):
+        demur.load_model("digits-pgdat-small")
+
+
 def test_models_are_listed_and_loaded_by_name(command: Command) -> None:
     code, out, _ = command("list", "models")
     assert code == 0

@@ -356,6 +356,7 @@ class _Audit:
             near = {
                 type(attack).__name__: (attack.chain, result.x_adv[: len(some)].to(some))
                 for attack, result in zip(attacks[:2], results, strict=False)
+                if result.members or result is results[0]  # an attack that was skipped is no sign
             }
             before, masking = results[0].clean_labels[: len(some)], attacks[last].masking
             given = near, before, criterion, self.bs, masking

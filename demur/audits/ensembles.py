@@ -1,7 +1,6 @@
 """AutoAttack's Python interface: runs its members on any model, in parts that are saved.
 
-The attacks run one after the other, each on the images on which no earlier one succeeded. With
-`state_path` the progress is saved, and the same call resumes after an interruption.
+With `state_path` the progress is saved, and the same call resumes after an interruption.
 """
 
 import sys

@@ -79,6 +79,8 @@ def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | 
     if ("cal_x" in found) != ("cal_y" in found):
         raise BadInput(f"{data} has only one of cal_x and cal_y; give both or none")
     cal = (found["cal_x"], found["cal_y"]) if "cal_x" in found else None
+    if np.shape(found["x"])[:1] != np.shape(found["y"])[:1]:
+        n = None  # the error names both numbers
     return (found["x"][:n], found["y"][:n]), cal
 
 

@@ -91,11 +91,11 @@ def audit(
     from demur.audits.image_parts import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries
+    from demur.metrics.checks import check_share
     from demur.numerics import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
-    if not 0 < tpr <= 1:
-        raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
+    check_share("--tpr", tpr, allow_one=True)
     ball_by_name(norm, radius)
     data = _data_of_run(model) if data is None else data
     images, cal = audit_images(data, n, size)

@@ -24,6 +24,7 @@ from demur.calibrate import (
 )
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
+from demur.metrics.checks import check_share
 from demur.metrics.thresholds import ANY_SCORE
 from demur.output import Output, check_logits, prediction
 from demur.recipes import short_name
@@ -71,8 +72,7 @@ def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) 
     if len(given) > 1:
         raise BadInput(f"{' and '.join(given)} are given; give one of tpr, coverage and risk")
     for name in given:
-        if not 0 < convert_value(asked[name], float, name) < 1:
-            raise BadInput(f"{name} is {asked[name]:g}; give a share between 0 and 1, such as 0.95")
+        check_share(name, convert_value(asked[name], float, name))
     if risk is not None:
         return Risk(risk)
     return TPR(0.95 if tpr is None else tpr) if coverage is None else Coverage(coverage)

@@ -21,7 +21,8 @@ def as_decimal(share: float) -> Fraction:
 def check_share(name: str, share: float, allow_one: bool = False) -> None:
     """Raise BadInput unless 0 < share < 1; `allow_one` also allows 1."""
     if not (0 < share < 1 or (allow_one and share == 1)):
-        raise BadInput(f"{name} is {share}; give a share between 0 and 1, such as 0.95")
+        such = "0.05" if name == "risk" else "0.95"
+        raise BadInput(f"{name} is {share:g}; give a share between 0 and 1, such as {such}")
 
 
 def check_shape(array: NDArray[Any], name: str) -> None:

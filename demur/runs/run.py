@@ -245,6 +245,8 @@ class Run:
     @property
     def _remedy(self) -> str:
         """Advice for missing or damaged weights; training elsewhere orphans no record."""
+        if self.path.parent == zoo_folder():
+            return "it came with demur; fetch another copy"
         again = self.path.with_name(f"{self.name}-again")
         if (self.path.parent / "recipe.txt").is_file():  # `last`: nothing is trained in a run
             again = self.path.parent.with_name(f"{self.path.parent.name}-{again.name}")

@@ -21,7 +21,7 @@ from demur.files.image_files import count_pixels, load_pixels
 DTYPES = ("uint8", "float32")
 FORMS = "multipart/form-data with image files, an image, or application/json with arrays"
 IN_MEMORY = 1 << 40  # bytes of an uploaded file that are not written to the disk
-
+TOO_MANY = "a request may hold at most {} images; send several requests"
 Files = list[tuple[str, bytes]]  # names and contents
 Decoded = tuple[NDArray[Any], list[str], list[str]]  # images, names of files, notes
 
@@ -94,7 +94,7 @@ def read_form(content_type: str, body: bytes, max_images: int) -> Files:
 
     def on_file(file: Any) -> None:
         if len(files) == max_images:
-            raise _too_many(max_images)
+            raise RequestError(413, TOO_MANY.format(max_images))
         content = file.file_object
         content.seek(0)
         name = (file.file_name or b"").decode("utf-8", "replace")
@@ -140,12 +140,8 @@ def read_arrays(body: bytes, max_images: int) -> NDArray[Any]:
         raise RequestError(422, f'"dtype" must be one of {", ".join(DTYPES)}')
     array = _array(document["images"], dtype)
     if array.ndim == 4 and len(array) > max_images:
-        raise _too_many(max_images)
+        raise RequestError(413, TOO_MANY.format(max_images))
     return array
-
-
-def _too_many(most: int) -> RequestError:
-    return RequestError(413, f"a request may hold at most {most} images; send several requests")
 
 
 def _array(images: Any, dtype: str) -> NDArray[Any]:
