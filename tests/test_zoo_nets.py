@@ -85,7 +85,7 @@ def test_a_damaged_net_is_to_be_fetched_again(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(BadInput, match="is damaged: .*; it came with demur; fetch another copy"):
+    with pytest.raises(BadInput, match=r"is damaged: .*; it came with demur; fetch another copy"):
         demur.load_model("digits-pgdat-small")
 
 
