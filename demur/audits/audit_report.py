@@ -294,8 +294,8 @@ class _Audit:
         if isinstance(score, nn.Module):
             score.to(self.at)
         criterion = AcceptedError(score, float(at))
-        # The images to attack, too: an error now, not after the first attack.
-        criterion(self.outputs(*images).to(torch.device(self.at)), images[1].to(self.at))
+        some = images[0][:ASKED], images[1][:ASKED]  # an error now, not after the first attack
+        criterion(self.outputs(*some).to(torch.device(self.at)), some[1].to(self.at))
         text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
         return criterion, f"{text} {fitted}must reach {at:.4g}, {how}", images
 

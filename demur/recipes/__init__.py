@@ -24,7 +24,7 @@ from demur.recipes.attacks import (
     LiveMapping,
     attack_group,
 )
-from demur.recipes.training import RECIPES, SCHEDULES, OneCycle, Piecewise, Recipe
+from demur.recipes.training import RECIPES, OneCycle, Piecewise, Recipe, Schedule
 from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import (
     Spec,
@@ -48,6 +48,7 @@ __all__ = [
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
+SCHEDULES: list[type[Schedule]] = [Piecewise, OneCycle]
 MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
 _LISTS: tuple[Sequence[type[Spec]], ...] = (

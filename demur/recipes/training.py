@@ -115,9 +115,6 @@ class OneCycle(Schedule):
         return self.peak * max(0.0, min(up, down))
 
 
-SCHEDULES: list[type[Schedule]] = [Piecewise, OneCycle]
-
-
 @dataclass(frozen=True)
 class Recipe(Spec):
     """A training run: data, net, method, schedule and optimiser settings.

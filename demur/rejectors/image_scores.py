@@ -164,7 +164,7 @@ def values_on_images(
     guide = value if stand_in is None else stand_in
     if x.requires_grad and not guide.requires_grad:
 
-        def refuse(grad: Tensor) -> None:
+        def raise_if_used(grad: Tensor) -> None:
             if grad.any():  # the attack goes through the score
                 raise NoGradientError(
                     f"the score of {type(rejector).__name__} has no gradient with respect to the "
@@ -173,7 +173,7 @@ def values_on_images(
                 )
 
         guide = guide + 0 * x.flatten(1).sum(1)
-        guide.register_hook(refuse)
+        guide.register_hook(raise_if_used)
     # Adds zero to the value and the surrogate's gradient to the gradient.
     return guide if stand_in is None else value.detach() + (guide - guide.detach())
 
