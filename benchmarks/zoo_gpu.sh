@@ -2,8 +2,10 @@
 # Nets for zoo/: trained at the same time on one GPU, stored with 8 bits, attacked as they are stored.
 # Run in the root of a checkout; a second call resumes what the first had no time for:
 #   bash benchmarks/zoo_gpu.sh SECONDS 'cifar10-pgdat-rr split=paper bn=batch' 'cifar10-trades-rr split=paper'
-# A net is called like its recipe. What is finished lies in parts under OUT after every call: fp16
-# weights, the folder for zoo/, its records, and entries of the leaderboard. Set for other uses:
+# A net is called like its recipe. What is finished lies in parts under OUT after every call, the
+# folder for zoo/ first, then entries of the leaderboard, records without images, and fp16 weights.
+# A call brings home four parts of 15 MB; `bash benchmarks/zoo_gpu.sh 0` brings the next four.
+# Set for other uses:
 #   DATA, RUNS, OUT, DEVICE, PYTHON; N, images of the strong attacks; REJECTORS; FIRST, more --n
 set -u -o pipefail
 DATA=${DATA:-$HOME/cifar10} RUNS=${RUNS:-$HOME/runs} DEVICE=${DEVICE:-cuda} PYTHON=${PYTHON:-python3}
@@ -42,7 +44,7 @@ net() {  # net RECIPE CHANGE...
 
 pack() {  # finished nets
   local home=$RUNS/home path
-  rm -rf "$home" "$OUT"/part.*; mkdir -p "$home"
+  rm -rf "$home" "$RUNS/parts"; mkdir -p "$home" "$RUNS/parts"
   for path in "$RUNS"/zoo/*/; do
     [ -d "$path" ] || continue
     $PYTHON - "$RUNS/$(basename "$path")" "$home" <<'P'
@@ -55,12 +57,23 @@ half = {k: (v.half() if v.is_floating_point() else v).contiguous() for k, v in t
 save_file(half, home / f"{run.name}.safetensors")
 P
   done
-  cp -r "$RUNS/zoo" "$RUNS/board" "$RUNS/logs" "$RUNS/log" "$home"
-  tar c -C "$home" . | split -b 15M - "$OUT/part."
+  (cd "$RUNS" && {
+    find zoo -path '*/records' -prune -o -type f -print
+    find board logs log -type f
+    find zoo -path '*/records/*' -type f -size -4000k
+    find home -type f
+  } | tar c -T - | split -b 15M - parts/part.)
+}
+
+bring() {  # as many parts as one call can
+  rm -f "$OUT"/part.*
+  find "$RUNS/parts" -type f | sort | head -n 4 | xargs -r mv -t "$OUT"
+  echo "$(find "$RUNS/parts" -type f | wc -l) parts are left: bash benchmarks/zoo_gpu.sh 0"
 }
 
 # shellcheck disable=SC2086
 for recipe in "$@"; do net $recipe & done
 wait
-pack
+[ $# = 0 ] || pack
+bring
 tail -n 1 "$RUNS"/logs/*

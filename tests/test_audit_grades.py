@@ -21,7 +21,7 @@ from demur.attacks import APGD, FAB, PGD, AcceptedError, MaxMinMargin, Square, a
 from demur.attacks.attack_model import checked
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.wrappers import ModelWithScore
-from demur.audits import AuditReport, audit
+from demur.audits import AuditReport, audit, audit_report
 from demur.audits.audit_page import provenance
 from demur.audits.flags import (
     CHANGE,
@@ -267,7 +267,7 @@ class TestGrades:
 
     def test_no_sign_says_what_was_not_tried_and_never_robust(self) -> None:
         text = str(audited("robust, seed 0").verdict)
-        assert "Not tried: FAB, Square, attacks by decisions, attacks by transfer" in text
+        assert "Not tried: FAB, attacks by decisions, attacks by transfer, the rest of A" in text
         assert "robust" not in text
         unchecked = AutoAttack(robust(), eps=0.1, verbose=False).evaluate(
             *ZOO["robust, seed 0"]().images(N), sanity=False
@@ -282,27 +282,43 @@ class TestGrades:
 
     def test_attacks_of_one_kind_say_so(self) -> None:
         """The findings: Square alone named no gradient, and its check had passed without any."""
-        for version, word in (("black-box", "attacks by gradients, FAB"), ("fast", "Square")):
-            report = audited("robust, seed 0", version)
-            assert f"Not tried: {word}" in str(report.verdict) or word == "Square"
+        images = ZOO["robust, seed 0"]().images(N)
+        blind = audited("robust, seed 0", "black-box")
+        assert "Not tried: attacks by gradients, FAB" in str(blind.verdict)
+        by_gradient = AutoAttack(
+            robust(), eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
+        ).evaluate(*images)
+        for report in (blind, by_gradient):
             (check,) = (one for one in report.sanity if one.kind == MASKED)
             assert check.missing and not check.flags
 
     def test_skipped_attacks_have_no_figures(self) -> None:
         report = audited("detached", "fast")
-        assert report.autoattack.members == ()
-        assert [name for name, _, _ in report.figures()] == ["clean, correct"]
+        assert [member.name for member in report.autoattack.members] == ["square"]
+        assert "attacks by gradients" in str(report.verdict)
         assert report.grade == Grade.SUSPICIOUS
 
     def test_small_logits_raise_no_alarm(self) -> None:
         """Plain PGD on their cross-entropy leaves what it breaks on their margin."""
         assert audited("logits times 0.01", "auto").grade == Grade.NO_SIGN
 
-    def test_two_members_are_not_called_autoattack(self) -> None:
+    def test_its_beginning_is_not_called_autoattack(self) -> None:
         report = audited("robust, seed 0")
         assert "which is no AutoAttack" in str(report).replace("\n" + " " * 16, " ")
-        assert [member.name for member in report.autoattack.members] == ["apgd-ce", "apgd-t"]
+        assert [*report.autoattack.seconds] == ["apgd-ce", "apgd-t", "square"]
         assert "AutoAttack (standard)" in audited("robust, seed 0", "standard").autoattack.attack
+
+    def test_auto_is_the_beginning_where_a_cpu_would_be_too_slow(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        x, y = ZOO["robust, seed 0"]().images(N)
+        options: dict[str, Any] = {"eps": 0.1, "device": "cpu"}
+        assert "AutoAttack (standard)" in audit(robust(), x, y, **options).autoattack.attack
+        monkeypatch.setattr(audit_report, "CPU_LIMIT", 1.0)
+        report = audit(robust(), x, y, **options)
+        assert report.autoattack.attack.startswith("the beginning of AutoAttack")
+        assert "the rest of AutoAttack (version='standard')" in str(report.verdict)
+        assert report.provenance["version"] == "fast"
 
     def test_nothing_is_said_about_errors_where_clean_images_are_rejected(self) -> None:
         x, y = ZOO["plain, seed 0"]().images(N)
@@ -390,8 +406,10 @@ class TestFiles:
         assert len(radii) == 4
 
     def test_no_heading_without_sample_images(self, tmp_path: Path) -> None:
-        for name, count in (("masked", 1), ("detached", 0)):  # every attack is skipped
-            audited(name, "fast").save(tmp_path / "audit.html")
+        some = audited("masked")
+        unchanged = replace(some.autoattack, broken_by=("",) * N)  # every attack was skipped
+        for report, count in ((some, 1), (replace(some, autoattack=unchanged), 0)):
+            report.save(tmp_path / "audit.html")
             assert (tmp_path / "audit.html").read_text().count("<h2>Sample images") == count
 
     def test_digests_are_of_weights_and_images(self) -> None:

@@ -117,7 +117,9 @@ class TestVersions:
         rand = AutoAttackEnsemble(Linf(0.1), version="rand").chain().attacks
         assert [type(part) for part in rand] == [EOTPGD] * 3
         assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
-        assert set(VERSIONS) == {"standard", "plus", "rand", "older", "black-box"}
+        beginning = AutoAttackEnsemble(Linf(0.1), version="fast").chain().attacks
+        assert beginning == (ce, replace(dlr, targets=3), replace(square, queries=500))
+        assert set(VERSIONS) == {"standard", "fast", "plus", "rand", "older", "black-box"}
 
     @pytest.mark.parametrize(("classes", "kind"), [(2, Linf), (3, L2), (4, Linf)])
     def test_with_few_classes_success_is_exactly_where_eps_exceeds_the_distance(

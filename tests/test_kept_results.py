@@ -33,7 +33,8 @@ MADE_BY = {
     "ls-seed0": ("cifar10-trades-rr-awp", "epochs=36", "labels=LabelSmoothing()"),
     "long-seed0": ("cifar10-best",),
     "cifar10-best": ("cifar10-best",),
-    "cifar10-pgdat-rr-short": (SHORT,),
+    "cifar10-pgdat-rr": ("cifar10-pgdat-rr", "bn=batch"),
+    "cifar10-trades-rr": ("cifar10-trades-rr",),
     "silu-seed0": ("cifar10-trades-rr-awp", "epochs=36", "net.activation=silu"),
 }
 

@@ -152,13 +152,13 @@ def test_of_several_runs_of_a_recipe_the_first_with_the_record_fills_a_cell(tmp_
     stored_run = RESULTS / "paper-cifar10" / "pgdat-rr-seed0-last"
     for name in ("a", "b"):
         shutil.copytree(stored_run, tmp_path / name)
-    for path in (tmp_path / "a" / "records").glob("pgd-100-*"):
+    for path in (tmp_path / "a" / "records").glob("pgd-10-*"):
         path.unlink()
     stored = ScoredRuns(tmp_path, lambda run: load_run(str(run.path), "cpu", None), print, {})
     recipe = Run(stored_run).recipe
     assert [run.name for run in stored.find(recipe)] == ["a", "b"]
     row, empty = PAPER_TABLES[2].rows[-1], Cell(2, "row", "column", 0.0)
-    for text, name in (("clean", "a"), ("pgd-100", "b")):
+    for text, name in (("clean", "a"), ("pgd-10", "b")):
         column = Column("all", (text,), "accuracy")
         cell = _measure(recipe, row._replace(attacks=()), column, empty, stored, "paper")
         assert Path(cell.record).parents[1].name == name

@@ -13,11 +13,19 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected, WorstScore
+from demur.attacks import (
+    AcceptedError,
+    AutoAttackEnsemble,
+    ForceRejectionEnsemble,
+    Rejected,
+    WorstScore,
+)
 from demur.attacks.attack_model import Model, checked, has_no_gradient, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
+from demur.attacks.margins import PASSES_PER_GRADIENT, cost
 from demur.attacks.wrappers import ModelWithScore, RejectClassModel
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
@@ -34,6 +42,7 @@ from demur.audits.flags import ASKED, implausible, success_checks
 from demur.audits.image_parts import Spool, device_for, image_parts
 from demur.audits.model_loading import as_model
 from demur.audits.preflight import MOST_IMAGES, foreign_checks, with_logits
+from demur.audits.ray_cluster import RAY
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate.accepted_errors import WorstCaseRow
@@ -52,9 +61,9 @@ from demur.sanity.evidence import Grade, Verdict
 from demur.spec import Spec, show
 
 AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
-FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
+CPU_LIMIT = 600 * 1e11  # operations of a thread in ten minutes, up to which "auto" is "standard"
 NO_WORST_SCORE = "worst-score needs a rejector, a gradient, and a model that is not randomised"
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
 Images = tuple[Tensor, Tensor]  # with their labels
@@ -241,7 +250,7 @@ class _Audit:
         if isinstance(model, nn.Module) and self.device is not None:
             model = model.to(self.device)
         self.at = device_for(model, x, self.device)
-        x, y = x[:ASKED].to(self.at), y[:ASKED].to(self.at)
+        count, x, y = len(x), x[:ASKED].to(self.at), y[:ASKED].to(self.at)
         model = with_logits(model, x, y)
         if rejector is not None and not isinstance(rejector, Rejector | Score):
             model, rejector = ModelWithScore(model, rejector), ModelScore()
@@ -251,7 +260,19 @@ class _Audit:
                 self.version = "rand" if is_random(own, images) else "standard"
                 if has_no_gradient(own):
                     self.version = "black-box"
+                if self.version == "standard" and self._takes_long(own, images[:1], count):
+                    self.version = "fast"
         return rejector
+
+    def _takes_long(self, model: Model, image: Tensor, count: int) -> bool:
+        """Return whether AutoAttack may need more than ten minutes on the cores of this CPU."""
+        if image.device.type != "cpu" or RAY.get():
+            return False
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(image)
+        passes = PASSES_PER_GRADIENT * sum(map(cost, AutoAttackEnsemble(self.ball).parts))
+        sums = count * passes * counter.get_total_flops()
+        return bool(sums > CPU_LIMIT * torch.get_num_threads())
 
     def outputs(self, x: Tensor, y: Tensor) -> Output:
         """Return the outputs, on the CPU; the images move batch by batch."""
@@ -302,10 +323,8 @@ class _Audit:
     def attacks(self, criterion: AcceptedError | None) -> list[EnsembleEvaluation]:
         """Return the ensembles: on the classifier and, with a rejector, two on both."""
         given = (self.norm, self.eps, self.seed, self.verbose)
-        members = FAST if self.version == "fast" else ()
-        of_classifier = "custom" if members else self.version
         attacks: list[EnsembleEvaluation] = [
-            AutoAttack(self.model, *given, members, of_classifier, self.device)
+            AutoAttack(self.model, *given, (), self.version, self.device)
         ]
         if criterion is not None:
             on_both = RejectAutoAttack(self.model, criterion, *given, self.version, self.device)
@@ -398,8 +417,8 @@ def audit(
         threshold: The threshold of the rejector; None chooses it on calibration images.
         tpr: Share of the correct predictions on calibration images that the threshold accepts.
         cal: Calibration images and labels. None takes a random 30% of the given images away.
-        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "black-box" (models
-            without a gradient); "auto" chooses.
+        version: "standard", "fast" (fewer queries), "rand" (randomised models), "black-box" (models
+            without a gradient); "auto" chooses, "fast" where a CPU may need more than ten minutes.
         bs: Batch size.
         seed: The seed of all random numbers.
         device: Where to move model and images; None leaves the model where it is.

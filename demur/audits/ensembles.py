@@ -20,6 +20,8 @@ from demur.attacks.attack import AcceptedError, AttackBatch, Rejected, RuleCrite
 from demur.attacks.attack_model import CheckedModel, Model, checked, on_outputs
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
+    FAST_QUERIES,
+    FAST_TARGETS,
     MEMBERS,
     NOT_BROKEN,
     PASSES,
@@ -34,7 +36,7 @@ from demur.attacks.autoattack import (
 from demur.attacks.balls import ball_by_name
 from demur.attacks.margins import cost
 from demur.audits import ray_cluster
-from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
+from demur.audits.ensemble_result import BEGINNING, CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
@@ -364,8 +366,9 @@ class AutoAttack(EnsembleEvaluation):
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
             fab-t, square, hopskipjump, rays.
-        version: "standard", "plus", "rand" (for randomised models, other attacks than theirs: see
-            `attacks.AutoAttackEnsemble`), "older" (before August 2020), "black-box" (Square,
+        version: "standard", "fast" (the first queries of some of its attacks), "plus", "rand" (for
+            randomised models, other attacks than theirs: see `attacks.AutoAttackEnsemble`), "older"
+            (before August 2020), "black-box" (Square,
             HopSkipJump and RayS, for a model without a gradient) or "custom". After "standard" and
             "plus", HopSkipJump, RayS and a student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
@@ -409,6 +412,11 @@ class AutoAttack(EnsembleEvaluation):
     def title(self) -> str:
         if self.version == "custom":
             return f"{' and '.join(self.names)} alone, which is no AutoAttack"
+        if self.version == "fast":
+            return (
+                f"{BEGINNING} (APGD-CE, APGD-T towards {FAST_TARGETS} classes and "
+                f"{FAST_QUERIES} queries of Square), which is no AutoAttack"
+            )
         return f"AutoAttack ({self.version})"
 
 
