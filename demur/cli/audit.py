@@ -124,6 +124,8 @@ def _data_of_run(model: str) -> str:
     try:
         found = Run.open(model).recipe.data
     except BadInput:
+        if not (":" in model or model.endswith(".onnx") or model == "rectified-rejection"):
+            raise  # it says which name was meant
         found = None
     if found is None or isinstance(found, OwnImages):
         raise BadInput("say which images to attack: --data FILE.npz, a folder or a data set")
