@@ -64,6 +64,7 @@ def short_attacks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit_zoo, "STEPS", audit_zoo.STEPS if EXHAUSTIVE else 150)
         patch.setattr(autoattack, "Square", partial(Square, queries=60))
+        patch.setattr(autoattack, "FAST_QUERIES", 60)
         patch.setattr(autoattack, "APGD", partial(APGD, steps=10))
         patch.setattr(autoattack, "FAB", partial(FAB, steps=2))
         patch.setattr(autoattack, "MaxMinMargin", few_games)
@@ -173,7 +174,8 @@ class TestFlags:
             entry.model, eps=EPS, verbose=False, version=version, attacks_to_run=attacks
         ).chain
         with checked(entry.model, *entry.images(48)) as (own, x, y):
-            told = " ".join(preflight_warnings(own, chain, x, y))
+            right = (prediction(own(x)) == y)[None].numpy()
+            told = " ".join(preflight_warnings(own, chain, x, y, right))
             found, _ = foreign_checks(own, x, y, {"autoattack": (chain, x)}, prediction(own(x)))
         assert ("gradient is zero" in told) == flagged
         kinds = {flag.kind for check in found for flag in check.flags} - {NOT_RISEN}

@@ -1,12 +1,14 @@
 """Randomised models: mean accuracy over passes, not a lucky pass, and noise that is not random."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,13 +32,17 @@ from demur.attacks.attack_model import checked
 from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.objectives.classification import ANY
-from demur.audits import ensembles, flags
+from demur.audits import ensembles, flags, preflight
+from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.flags import A_DRAW, CHANGE, JUMP, SLOPE, STUCK, answer_checks, masking_checks
+from demur.audits.preflight import foreign_checks, preflight_warnings
 from demur.data import Images
 from demur.evaluate.probing import is_random
 from demur.output import as_output, prediction
 from demur.rejectors import Con
 from demur.sanity import CheckResult
+from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
+from demur.sanity.evidence import Grade
 from tests.quick_net import EPS, QuickNet
 
 RULE = AcceptedError(Con(), 0.6)
@@ -342,3 +348,130 @@ class TestChecks:
         attack.on_masking.attacks = {"rays": RayS(Linf(EPS), 10)}
         attack.evaluate(*images)
         assert len(asked) == 3
+
+
+def coin(good: Net, other: Net, share: float = 0.5) -> Net:
+    """One of two nets for all images of a pass; `share` is that of the other one."""
+    return lambda x: other(x) if torch.rand(()) < share else good(x)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps in the attacks on the mean, and few passes."""
+
+    def run(self: EOTPGD, *given: Any) -> Tensor:
+        return original(replace(self, steps=10, restarts=1), *given)
+
+    original = EOTPGD.run
+    monkeypatch.setattr(EOTPGD, "run", run)
+    for module in (ensembles, preflight):
+        monkeypatch.setattr(module, "PASSES", 40)
+
+
+@pytest.mark.usefixtures("short")
+class TestOneDrawForABatch:
+    """What the verdict compares are means over passes, and the spread of passes is no sign."""
+
+    @pytest.mark.parametrize("rejector", [None, Con()])
+    def test_a_coin_for_all_images_is_no_sign(
+        self, rejector: Con | None, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        """The finding: six audits of one model had two grades, by the coins of single passes."""
+        bad = 0.1 * torch.randn(64, 10)
+        net = coin(quick_net.classifier(), lambda x: x.flatten(1) @ bad)
+        given = {} if rejector is None else {"rejector": rejector, "threshold": 0.6}
+        for seed in (0, 3, 5)[: 1 if rejector else 3]:
+            torch.manual_seed(seed)
+            report = audit(net, *images, eps=EPS, seed=seed, **given)  # type: ignore[arg-type]
+            found = {flag.kind for flag in report.flags}
+            assert not found & {BEATEN, RISES, LEFT, TOO_GOOD}, (seed, found)
+            assert not any("no better than chance" in said for said in report.warnings), seed
+            assert {check.kind for check in report.sanity if not check.missing} >= {BEATEN, RISES}
+
+    def checks(
+        self, net: Net, images: tuple[Tensor, Tensor], chain: MeanChain
+    ) -> dict[str, list[str]]:
+        """Return what the checks observe where the attack returned clean images, by kind."""
+        with checked(net, *images) as (own, x, y):
+            found, _ = foreign_checks(own, x, y, {"rand": (chain, x)}, prediction(own(x)))
+        return {check.kind: [flag.observed for flag in check.flags] for check in found}
+
+    def test_an_attack_that_does_nothing_is_a_sign(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net, chain = quick_net.classifier(), rand_chain(Linf(EPS), Misclassified(), 0)
+        shared = lambda x: net(x + 0.1 * torch.randn_like(x[:1]))  # noqa: E731
+        found = self.checks(shared, images, chain)
+        assert "EOT-PGD-20 leaves" in found[BEATEN][0] and "rand" in found[BEATEN][0]
+        assert found[RISES] == found[LEFT] == []
+
+    def test_a_useless_gradient_behind_shared_noise_is_a_sign(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net, useless = quick_net.classifier(), torch.randn(64, 10)
+
+        def decoy(x: Tensor) -> Tensor:
+            extra = 1e3 * x.flatten(1) @ useless
+            return net(x + 0.1 * torch.randn_like(x[:1])) + extra - extra.detach()  # type: ignore[no-any-return]
+
+        found = self.checks(decoy, images, rand_chain(Linf(EPS), Misclassified(), 0))
+        assert "EOT-PGD-20 at eps=128/255" in found[LEFT][0]
+
+    def test_chance_is_chance_in_the_mean_of_all_passes(
+        self, images: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = images
+        chain, good = rand_chain(Linf(EPS), Misclassified(), 0), torch.rand(40, 1) < 0.5
+        guess = torch.rand(40, len(y)) < 0.1
+        for right, said in ((guess, True), (guess & False, True), (good | guess, False)):
+            told = preflight_warnings(lambda x: x.flatten(1)[:, :10], chain, x, y, right.numpy())
+            assert ("no better than chance" in " ".join(told)) == said
+
+    def test_hardly_an_image_is_left_of_those_right_in_the_mean(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        """The finding: most passes are wrong without an attack, and so nothing seemed to break."""
+        net = quick_net.classifier()
+        wrong = lambda x: net(x).roll(1, 1)  # noqa: E731
+        result = AutoAttack(coin(net, wrong, 0.7), eps=0.5, version="rand", verbose=False)
+        found = result.evaluate(*images)
+        assert 4 < found.clean.accepted_right < 15 and found.left < 1
+        assert found.grade == Grade.BROKEN
+
+
+@pytest.mark.usefixtures("short")
+class TestSeed:
+    """The seed of an audit is that of the model's draws, and what was outside stays as it was."""
+
+    @pytest.fixture
+    def report(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> Callable[..., EnsembleResult]:
+        def net(x: Tensor) -> Tensor:
+            size = 0.2 + random.random() / 9 + float(np.random.random_sample()) / 9
+            return quick_net(x + size * torch.randn_like(x[:1])).logits  # type: ignore[no-any-return]
+
+        x, y = (part[:12] for part in images)
+        return lambda **given: audit(net, x, y, eps=EPS, **given).autoattack
+
+    def test_the_same_call_has_the_same_figures(
+        self, report: Callable[..., EnsembleResult]
+    ) -> None:
+        kinds = []
+        for state, seed in ((1, 0), (2, 0), (2, 5)):
+            torch.manual_seed(state)
+            before = torch.get_rng_state(), random.getstate(), np.random.random_sample()
+            found = report(seed=seed)
+            kinds.append(torch.cat((found.kinds, found.clean_kinds)))
+            assert torch.equal(torch.get_rng_state(), before[0])
+            assert random.getstate() == before[1]
+        assert torch.equal(kinds[0], kinds[1])
+        assert not torch.equal(kinds[1], kinds[2])
+
+    def test_one_that_resumes_draws_anew(
+        self, report: Callable[..., EnsembleResult], tmp_path: Path
+    ) -> None:
+        """Else the draws that found an example would judge it."""
+        first, again = (report(state_folder=tmp_path) for _ in range(2))
+        assert torch.equal(first.x_adv, again.x_adv)
+        assert not torch.equal(first.clean_kinds, again.clean_kinds)

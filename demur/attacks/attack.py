@@ -310,7 +310,7 @@ class Attack(Spec, ABC):
     @property
     def seeks_misclassification(self) -> bool:
         """Whether the attack seeks wrong predictions alone, accepted or not."""
-        objective = self.search_objective
+        objective: Objective | None = self._field("objective", None)
         return (
             isinstance(self.success_criterion, Misclassified)
             and (objective is None or objective.seeks_misclassification)

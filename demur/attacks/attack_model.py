@@ -292,7 +292,7 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
         if not buffer.is_inference()  # torch does not let anyone change these
     ]
-    with random_states_restored(x):
+    with forked_rng(x):
         try:
             yield
         finally:
@@ -303,11 +303,17 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def random_states_restored(x: Tensor) -> Iterator[None]:
-    """Restore the random states of Python, NumPy and torch (on the device of x) at the end."""
+def forked_rng(x: Tensor, seed: int | None = None) -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (on x's device); a seed sets them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         try:
+            if seed is not None:
+                random.seed(seed)
+                np.random.set_state(np.random.RandomState(seed % 2**32).get_state())
+                torch.default_generator.manual_seed(seed)
+                if x.is_cuda:
+                    torch.cuda.default_generators[x.device.index].manual_seed(seed)
             yield
         finally:
             random.setstate(python_state)

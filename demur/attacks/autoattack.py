@@ -359,9 +359,8 @@ class AutoAttackEnsemble(Ensemble):
                 return self._multi_target(fab, self.targets)
             case "square" | "hopskipjump" | "rays":
                 kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
-                attack: Attack = kinds[name](ball, seed=seed)
-                if is_fast and isinstance(attack, Square):
-                    attack = replace(attack, queries=min(FAST_QUERIES, attack.queries))
+                first: Any = {"queries": FAST_QUERIES} if is_fast and name == "square" else {}
+                attack: Attack = kinds[name](ball, seed=seed, **first)
                 return attack
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 

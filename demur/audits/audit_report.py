@@ -22,7 +22,7 @@ from demur.attacks import (
     Rejected,
     WorstScore,
 )
-from demur.attacks.attack_model import Model, checked, has_no_gradient, on_outputs
+from demur.attacks.attack_model import Model, checked, forked_rng, has_no_gradient, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
 from demur.attacks.margins import PASSES_PER_GRADIENT, cost
@@ -124,8 +124,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> Verdict:
-        sought = [part for part in (self.autoattack, self.accepted_errors) if part is not None]
-        return verdict_of(sought, self.sanity, self.warnings, self.claim)
+        return verdict_of(self.results[:2], self.sanity, self.warnings, self.claim)
 
     @property
     def grade(self) -> Grade:
@@ -164,42 +163,29 @@ class AuditReport:
             yield f"worst-score, TPR-{100 * point.tpr:g}", counts, "accepted_wrong"
 
     def to_json(self) -> dict[str, Any]:
+        names = "autoattack", "accepted_errors", "forced_rejections"
         parts: dict[str, Any] = {
-            name: part and part.to_json()
-            for name, part in (
-                ("autoattack", self.autoattack), ("accepted_errors", self.accepted_errors),
-                ("forced_rejections", self.forced_rejections),
-            )
-        }  # fmt: skip
+            name: (part := getattr(self, name)) and part.to_json() for name in names
+        }
         for part in filter(None, parts.values()):  # the report has one grade for all of them
             del part["grade"], part["reasons"]
         return {
-            "model": self.model,
-            "threat": self.threat,
-            "n": len(self.autoattack.y),
-            "rule": self.rule,
-            "threshold": self.threshold,
-            "claim": self.claim,
-            **self.verdict.to_json(),
-            "verdict": str(self.verdict),
-            **parts,
+            "model": self.model, "threat": self.threat, "n": len(self.autoattack.y),
+            "rule": self.rule, "threshold": self.threshold, "claim": self.claim,
+            **self.verdict.to_json(), "verdict": str(self.verdict), **parts,
             "worst_case": self.worst_case and self.worst_case.to_json(),
-            "sanity": sanity_json(self.sanity),
-            "warnings": list(self.warnings),
-            "curve": [list(point) for point in self.curve],
-            "provenance": dict(self.provenance),
-        }
+            "sanity": sanity_json(self.sanity), "warnings": list(self.warnings),
+            "curve": [list(point) for point in self.curve], "provenance": dict(self.provenance),
+        }  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"Audit of {self.model}: {self.threat}, {len(self.autoattack.y)} test images"]
         lines += entry("attack", self.autoattack.attack)
         lines += [f"{name:<28}{count_cell(counts, kind)}" for name, counts, kind in self.figures()]
-        if self.rule:
-            lines += entry("rejector", self.rule)
+        lines += entry("rejector", self.rule)
         if self.worst_case is not None:
             lines += entry("worst-score", self.worst_case.sentence)
-        if self.autoattack.passes_note:
-            lines += entry("passes", self.autoattack.passes_note)
+        lines += entry("passes", self.autoattack.passes_note)
         return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
 
     def save(self, path: str | Path) -> None:
@@ -237,6 +223,7 @@ class _Audit:
         if isinstance(self.device, str):
             self.device = device_by_name(self.device)
         self.ball = ball_by_name(self.norm, self.eps)
+        AutoAttackEnsemble(self.ball, seed=self.seed)  # raises BadInput for a wrong seed
         claim: Any = self.claim
         is_number = isinstance(claim, Real) and not isinstance(claim, bool)
         if claim is not None and not (is_number and 0 <= claim <= 1):
@@ -420,7 +407,7 @@ def audit(
         version: "standard", "fast" (fewer queries), "rand" (randomised models), "black-box" (models
             without a gradient); "auto" chooses, "fast" where a CPU may need more than ten minutes.
         bs: Batch size.
-        seed: The seed of all random numbers.
+        seed: The seed of all random numbers, those of a randomised model among them.
         device: Where to move model and images; None leaves the model where it is.
         state_folder: A folder for the progress of each attack; the same call resumes from it.
         verbose: Write progress to standard output.
@@ -448,12 +435,14 @@ def audit(
     task = _Audit(norm, eps, version, bs, seed, *options)
     images, criterion, rule, model = _whole(x, y), None, "", as_model(model)
     if rejector is None and isinstance(model, RejectClassModel):
-        rejector, threshold = ModelScore(), 0.0
-    bound = task.begin(model, rejector, *images)
-    if bound is not None:
-        held_out = None if cal is None else _whole(*cal)
-        criterion, rule, images = task.freeze(bound, images, held_out, threshold, tpr)
-    return task.report(*images, criterion, rule, worst_score)
+        rejector, at = ModelScore(), 0.0
+    first = images[0][:0].to(device_for(model, images[0], task.device))
+    resumes = state_folder is not None and any(Path(state_folder).glob("*.state*"))
+    with forked_rng(first, None if resumes else seed):  # no draw may judge what it found
+        bound = task.begin(model, rejector, *images)
+        if bound is not None:
+            criterion, rule, images = task.freeze(bound, images, cal and _whole(*cal), at, tpr)
+        return task.report(*images, criterion, rule, worst_score)
 
 
 def _whole(x: Any, y: Any = None) -> Images:

@@ -35,9 +35,8 @@ def verdict_of(
 ) -> Verdict:  # fmt: skip
     """Return the verdict on EnsembleResults, the last of which is the one a claim is about."""
     flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
-    if n < MIN_IMAGES:
-        few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
-        warnings = [*warnings, few]
+    few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
+    warnings = [*warnings, *([few] if n < MIN_IMAGES else [])]
     if found := _refuted(results, claim):
         besides = [*dict.fromkeys(flag.kind for flag in flags), *warnings]
         more = [f"Besides: {', '.join(besides)}."] if besides else []
@@ -72,10 +71,10 @@ def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:
                 f"Attacks without gradients broke {count} of {of} images that every gradient "
                 "attack left, so a figure by gradients is false."
             )
-    right = n - last.broken_by.count("clean")
+    right = n - (last.clean.accepted_wrong if last.passes > 1 else last.broken_by.count(CLEAN))
     if last.seeks_errors and right and left <= MIN_LEFT * right:
-        what = "without an accepted error" if last.rejects else "right"
-        sentences.append(f"Of {right} images that are {what} without an attack, {left:g} are left.")
+        what = f"that are {'without an accepted error' if last.rejects else 'right'}"
+        sentences.append(f"Of {right:g} images {what} without an attack, {left:g} are left.")
     return sentences
 
 
@@ -121,7 +120,7 @@ class Counts(NamedTuple):
         return float(getattr(self, kind)) / self.n
 
     def interval(self, kind: str) -> Interval:
-        """Wilson interval of that share, at 95%; too wide for the mean of a randomised model."""
+        """Wilson interval of that share, at 95%, without the spread of a model's draws."""
         return wilson(getattr(self, kind), self.n)
 
     def to_json(self) -> dict[str, Any]:
@@ -290,22 +289,15 @@ class EnsembleResult:
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
         return {
-            "attack": self.attack,
-            "n": len(self.y),
-            "rejects": self.rejects,
-            **self.verdict.to_json(),
-            "clean": self.clean.to_json(),
-            "attacked": self.attacked.to_json(),
-            "passes": self.passes,
-            "majority": self.majority.to_json(),
-            "unbroken": self.unbroken,
+            "attack": self.attack, "n": len(self.y), "rejects": self.rejects,
+            **self.verdict.to_json(), "clean": self.clean.to_json(),
+            "attacked": self.attacked.to_json(), "passes": self.passes,
+            "majority": self.majority.to_json(), "unbroken": self.unbroken,
             "unconfirmed": self.unconfirmed,
             "members": [member._asdict() for member in self.members],
-            "broken_by": list(self.broken_by),
-            "seconds": dict(self.seconds),
-            "sanity": sanity_json(self.sanity),
-            "warnings": list(self.warnings),
-        }
+            "broken_by": list(self.broken_by), "seconds": dict(self.seconds),
+            "sanity": sanity_json(self.sanity), "warnings": list(self.warnings),
+        }  # fmt: skip
 
     def __str__(self) -> str:
         lines = [f"{self.attack}, {len(self.y)} images", f"{'':16}{'clean':<29}attacked"]
@@ -313,7 +305,7 @@ class EnsembleResult:
             name = kind.replace("_", " ") if self.rejects else kind.removeprefix("accepted_")
             cells = (count_cell(counts, kind) for counts in (self.clean, self.attacked))
             lines.append("".join((f"{name:<16}", *(f"{cell:<29}" for cell in cells))).rstrip())
-        lines += entry("passes", self.passes_note) if self.passes_note else []
+        lines += entry("passes", self.passes_note)
         found = Counter(self.broken_by)
         names = [name for name in (CLEAN, *self.seconds) if found[name]]
         broken = ", ".join(f"{name} {found[name]}" for name in names) or "none"
@@ -371,7 +363,7 @@ def closing_lines(
 
 
 def entry(name: str, text: str) -> list[str]:
-    """Return a name and a text in lines of at most WIDTH columns."""
+    """Return a name and a text in lines of at most WIDTH columns; none if the text is empty."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=f"{name:<16}", subsequent_indent=" " * 16,
         break_long_words=True, break_on_hyphens=False,

@@ -162,14 +162,10 @@ class EnsembleEvaluation:
             parts, count, spool = list[EnsembleResult](), 0, Spool()
             for number, (images, labels) in enumerate(image_parts(x, y)):
                 path = state_path and (f"{state_path}.{number}" if number else state_path)
-                first_sanity = sanity and not number
-                part = self._attack(images, labels, bs, path, count, first_sanity, skip=True)
+                part = self._attack(images, labels, bs, path, count, sanity and not number, True)
                 count += len(labels)
                 x_adv = part.x_adv.to(images.device)
-                if writer is not None:
-                    writer.append(x_adv)
-                else:
-                    spool.append(x_adv)
+                (spool if writer is None else writer).append(x_adv)
                 parts.append(replace(part, x_adv=x_adv.new_empty(0)))
         x_adv = spool.tensor() if writer is None else writer.mapped()
         result = replace(joined(parts), x_adv=x_adv)
@@ -259,7 +255,8 @@ class EnsembleEvaluation:
     ) -> list[str]:
         """Return a sentence for each problem that clean images show of model and rejector."""
         first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
-        warnings = list(preflight_warnings(model, self.chain, *first))
+        of_first = clean.passes[0, :, :FINGERPRINT_IMAGES].numpy()
+        warnings = list(preflight_warnings(model, self.chain, *first, of_first))
         if isinstance(self.chain.criterion, RuleCriterion):
             right = (clean.labels == y.cpu()).numpy()
             scores = [score.double().numpy() for score in clean.scores]

@@ -353,6 +353,7 @@ class Decisions(NamedTuple):
     accepted: Tensor  # N, bool
     scores: tuple[Tensor, ...] = ()  # of the rejector, N each
     kinds: Tensor = torch.empty(0, 3)  # passes by decision, N, 3; none are counted for one pass
+    passes: Tensor = torch.empty(2, 0, 0)  # what is right and what is accepted in each, 2, P, N
 
 
 def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
@@ -379,15 +380,15 @@ def decide_by_passes(
     `kinds` holds for each image the number of passes in which it is accepted and right, accepted
     and wrong, and rejected: N, 3. It is empty for one pass.
     """
-    if passes == 1:
-        return decide(model, criterion, x, bs)
     parts = [decide(model, criterion, x, bs) for _ in range(passes)]
     labels, accepted = (torch.stack(list(column)) for column in list(zip(*parts, strict=True))[:2])
-    right = labels == y.cpu()
+    both = torch.stack((right := labels == y.cpu(), accepted))
+    if passes == 1:
+        return parts[0]._replace(passes=both)
     kinds = torch.stack([accepted & right, accepted & ~right, ~accepted]).sum(1).t()
     means = [torch.stack(column).mean(0) for column in zip(*(p.scores for p in parts), strict=True)]
     votes = 2 * accepted.sum(0) >= passes
-    return Decisions(labels.mode(0).values, votes, tuple(means), kinds)
+    return Decisions(labels.mode(0).values, votes, tuple(means), kinds, both)
 
 
 def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Checks of a foreign model: warnings before an attack; runs the checks of `sanity` afterwards.
 
-Besides the given attacks the sanity checks need plain PGD at eps, at eps/2 and at a radius where
-every image can be made grey: 60 gradient queries per image, of at most MOST_IMAGES images.
+Besides the given attacks the sanity checks need plain PGD (EOT-PGD for a randomised model) at eps,
+at eps/2 and where every image can be made grey: 60 (300) gradient queries for MOST_IMAGES images.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,26 +10,19 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from demur.attacks import (
-    CE,
-    PGD,
-    AcceptedError,
-    Attack,
-    Clean,
-    Objective,
-    SingleMargin,
-    UntargetedMargin,
-)
+from demur.attacks import CE, EOTPGD, PGD, AcceptedError, Attack, Clean, Misclassified, Objective
 from demur.attacks.attack import RuleCriterion
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
-from demur.attacks.autoattack import Chain, MeanChain
-from demur.attacks.balls import Linf
-from demur.attacks.objectives.classification import ANY
+from demur.attacks.attack_model import CheckedModel, Model, attack_model, checked, forked_rng
+from demur.attacks.autoattack import PASSES, Chain, MeanChain
+from demur.attacks.balls import Ball, Linf
+from demur.attacks.objectives.classification import ANY, UntargetedMargin
+from demur.attacks.objectives.rejector import SingleMargin
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.ensemble_result import FLAT_SCORE
 from demur.audits.flags import ASKED, answer_checks
-from demur.calibrate import binomial_sf
-from demur.evaluate.probing import ROUNDING, probe
+from demur.audits.image_parts import decide_by_passes
+from demur.errors import NoGradientError
+from demur.evaluate.probing import ROUNDING, is_random, probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.numerics import tf32
@@ -38,12 +31,13 @@ from demur.rejectors.rule import Rule, as_score
 from demur.runs import Record
 from demur.sanity import checks_of
 from demur.sanity.comparisons import LARGE, TOO_GOOD
-from demur.sanity.evidence import CheckResult, Evidence, ParsedRecord
+from demur.sanity.evidence import CheckResult, Evidence, ParsedRecord, mean_count, p_above
 from demur.sanity.single_records import NOT_RISEN, TIED
 from demur.spec import show
 
 MOST_IMAGES = 500
 STEPS = 20
+PASS_SEED = 2**20  # seed of the passes of a randomised model that are compared
 REJECTOR = "the rejector"
 NEED_REJECTOR = (TOO_GOOD, TIED)  # checks that mean nothing for a classifier alone
 
@@ -51,19 +45,24 @@ LOW_COVERAGE = 0.05  # share of clean images up to which accepting them is an ex
 MIN_FOR_CHANCE, CHANCE_LEVEL = 10, 0.05  # images, and probability of so many hits by chance
 
 
-def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iterator[str]:
-    """Yield one sentence for each problem found on clean images x (N, C, H, W) and labels y (N)."""
+def preflight_warnings(
+    model: Model, chain: Chain, x: Tensor, y: Tensor, right: BoolArray
+) -> Iterator[str]:
+    """Yield one sentence for each problem found on clean images x (N, C, H, W) and labels y (N).
+
+    `right` are the correct predictions in each pass, P, N; P > 1 for a randomised model.
+    """
     if getattr(model, "training", False):
         yield "the model is in train mode; call model.eval() first"
     with torch.no_grad():
         outputs = [as_output(model(x)) for _ in range(2)]
     logits = outputs[0].logits
-    right, classes = int((logits.argmax(-1) == y).sum()), logits.shape[-1]
-    if len(x) >= MIN_FOR_CHANCE and binomial_sf(right, len(x), 1 / classes) > CHANCE_LEVEL:
+    classes, random = logits.shape[-1], len(right) > 1
+    if len(x) >= MIN_FOR_CHANCE and p_above(right, 1 / classes) > CHANCE_LEVEL:
         yield (
-            f"the model gets {right} of {len(x)} clean images right, no better than chance for "
-            f"{classes} classes; check its weights, the normalisation, the order of the classes "
-            "and which output holds the logits"
+            f"the model gets {mean_count(right)} of {len(x)} clean images right, no better than "
+            f"chance for {classes} classes; check its weights, the normalisation, the order of the "
+            "classes and which output holds the logits"
         )
     if _are_probabilities(logits):
         yield "the model returns probabilities; return logits instead"
@@ -74,8 +73,8 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         ((one - other).abs() > ROUNDING * one.abs().nan_to_num(0, 0, 0).amax()).any()
         for one, other in (map(score, outputs) for score, _ in pairs)
     )
-    if (counts["random_outputs"] or changed) and not averaged:
-        what = "model's outputs" if counts["random_outputs"] else "rejector's scores"
+    if (random or changed) and not averaged:
+        what = "model's outputs" if random else "rejector's scores"
         yield (
             f"the {what} are random, so one lucky pass counts as a success and the next may be "
             "right; use version='rand'"
@@ -183,6 +182,22 @@ def zero_score_gradients(
             )
 
 
+def _plain_examples(
+    kind: type[PGD | EOTPGD], model: Model, x: Tensor, y: Tensor, bs: int, ball: Ball,
+    objective: Objective,
+) -> dict[str, tuple[Attack, Tensor]]:  # fmt: skip
+    """Return clean images and those of plain PGD, if there is a gradient, by increasing radius."""
+    examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
+    half, index = type(ball)(ball.eps / 2), torch.arange(len(x), device=x.device)
+    radii = (" at eps/2", half), ("", ball), (" at eps=128/255", Linf(LARGE))
+    for name, around in sorted(radii, key=lambda pair: pair[1].eps):
+        plain = kind(around, steps=STEPS, objective=objective)
+        with suppress(NoGradientError), tf32("fp32"):
+            parts = [plain.perturb(model, x[rows], y[rows], rows) for rows in index.split(bs)]
+            examples[f"{'' if kind is PGD else 'EOT-'}PGD-{STEPS}{name}"] = plain, torch.cat(parts)
+    return examples
+
+
 def foreign_checks(
     model: CheckedModel, x: Tensor, y: Tensor, attacked: Mapping[str, tuple[Attack, Tensor]],
     before: Tensor, criterion: RuleCriterion | None = None, bs: int = 250,
@@ -195,27 +210,25 @@ def foreign_checks(
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
     counts, objective = probed(model, x, y, *(attack for attack, _ in attacked.values()))
-    if any(isinstance(attack, MeanChain) for attack, _ in attacked.values()):
-        counts["random_outputs"] = 0  # which these attacks are made for
+    random = any(isinstance(attack, MeanChain) for attack, _ in attacked.values())
+    counts["random_outputs"] *= not random  # which these attacks are made for
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
-    examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
-    half, index = type(ball)(ball.eps / 2), torch.arange(len(x), device=x.device)
-    radii = (" at eps/2", half), ("", ball), (" at eps=128/255", Linf(LARGE))
-    for name, around in sorted(radii, key=lambda pair: pair[1].eps):
-        plain = PGD(around, steps=STEPS, objective=objective)
-        with suppress(NoGradientError), tf32("fp32"):
-            parts = [plain.perturb(model, x[rows], y[rows], rows) for rows in index.split(bs)]
-            examples[f"PGD-{STEPS}{name}"] = plain, torch.cat(parts)
+    random = random or is_random(model, x[:ASKED])
+    examples = _plain_examples(EOTPGD if random else PGD, model, x, y, bs, ball, objective)
     examples |= {name: (attack, x_adv[: len(x)]) for name, (attack, x_adv) in attacked.items()}
     records, curve = list[ParsedRecord](), list[tuple[str, int, int]]()
     for name, (attack, x_adv) in examples.items():
-        out = outputs_in_batches(model, x_adv, bs, x_adv.device)
+        passes, seeks = None, criterion or Misclassified()
+        with forked_rng(x, PASS_SEED):  # pass k has the same draws on all examples
+            out = outputs_in_batches(model, x_adv, bs, x_adv.device)
+            if random:
+                passes = decide_by_passes(model, seeks, x_adv, y, bs, PASSES).passes.numpy()
         arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
         metadata = {"thresholds": {}, "probe": counts, "label": name, "spec": ""}
-        records.append(one := ParsedRecord(Record(arrays, metadata), attack, name))
+        records.append(one := ParsedRecord(Record(arrays, metadata), attack, name, passes))
         if name not in attacked:
             radius = next((around.eps for around in attack.balls()), 0)
-            curve.append((show(radius), int(one.correct.sum()), len(x)))
+            curve.append((show(radius), round(one.correct.mean() * len(x)), len(x)))
     rejectors = {} if criterion is None else {REJECTOR: criterion.rejector}
     scores = {name: as_score(rejector) for name, rejector in rejectors.items()}
     thresholds = {} if criterion is None else {REJECTOR: float(criterion.threshold)}  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def audit(
     version: Annotated[str, typer.Option(help="auto, standard, fast, rand or black-box.")] = "auto",
     n: FirstN = None, size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
-    seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of attacks, split and a random model.")] = 0,
     claim: Claim = None, worst_score: EveryThreshold = False, out: Page = None,
     state: StateFolder = None, cluster: ClusterAddress = None, as_json: AsJson = False,
     device: Device = "auto",

@@ -17,8 +17,8 @@ from demur.attacks.attack_model import (
     Model,
     ObjectiveFunction,
     attack_model,
+    forked_rng,
     has_no_gradient,
-    random_states_restored,
 )
 from demur.errors import NoGradientError
 from demur.numerics import tf32
@@ -50,7 +50,7 @@ def probe(model: Model, x: Tensor, y: Tensor, objective: Objective = CE()) -> di
     return counts | {"zero_gradients": int((~has_gradient).sum())}
 
 
-FEW, MORE_PASSES = 4, 8  # images and passes that tell whether a model is random
+FEW, MORE_PASSES = 2, 32  # images and passes that tell whether a model is random
 
 
 class SameDraw(CheckedModel):
@@ -60,7 +60,7 @@ class SameDraw(CheckedModel):
     """
 
     def __call__(self, x: Tensor) -> Output:
-        with random_states_restored(x), self._own_restored():
+        with forked_rng(x), self._own_restored():
             return super().__call__(x)
 
     @contextmanager
@@ -81,7 +81,7 @@ class SameDraw(CheckedModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        with random_states_restored(x), self._own_restored():  # an AttackModel has its own gradient
+        with forked_rng(x), self._own_restored():  # an AttackModel has its own gradient
             return super().gradient(objective, x, y, *inputs)
 
 

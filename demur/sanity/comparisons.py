@@ -3,16 +3,15 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
 
-from demur.attacks import CE, PGD, Attack, Clean, Misclassified
+from demur.attacks import CE, EOTPGD, PGD, Attack, Clean, Misclassified
 from demur.attacks.balls import Ball, Linf
-from demur.calibrate import binomial_sf
 from demur.metrics import BoolArray
 from demur.recipes import NAMED_ATTACKS
 from demur.runs import Record
@@ -26,10 +25,11 @@ from demur.sanity.evidence import (
     ball_of,
     common_images,
     joined_names,
+    mean_count,
+    p_above,
     rebuilt,
     share,
     targeted_rules,
-    too_many,
 )
 from demur.spec import show
 
@@ -46,16 +46,16 @@ def rises_with_eps(evidence: Evidence) -> CheckResult:
     """Check whether the same attack leaves a higher accuracy at a larger radius."""
     sweeps = [sweep for sweep in _sweeps(evidence) if len(sweep) > 1]
     if not sweeps:
-        missing = "the same attack at two radii"
-        return CheckResult(RISES, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
+        needed = _with_eps(evidence, Linf, LARGE)
+        return CheckResult(RISES, (), "the same attack at two radii", needed)
     flags = list[Flag]()
     for (small, one), (large, other) in (pair for sweep in sweeps for pair in pairwise(sweep)):
         ours, theirs = common_images(one, other)
-        before, after = one.correct[ours], other.correct[theirs]
-        if (p := mcnemar_p_value(after, before)) < SIGNIFICANCE:
+        before, after = one.correct[:, ours], other.correct[:, theirs]
+        if (p := paired_p_value(after, before)) < SIGNIFICANCE:
             flags.append(Flag(
                 RISES, (one.name, other.name),
-                f"The same attack leaves {share(before)} of {len(before)} images correct at "
+                f"The same attack leaves {share(before)} of {len(ours)} images correct at "
                 f"eps={show(small)} and {share(after)} at eps={show(large)} (p = {p:.1g}).",
                 "The larger ball contains the smaller one, so the attack fails: give it more "
                 "steps, such that steps times step size reach eps, and more restarts.",
@@ -68,28 +68,25 @@ def left_at_large_eps(evidence: Evidence) -> CheckResult:
     large = [parsed for sweep in _sweeps(evidence) for eps, parsed in sweep
              if eps >= GREY and isinstance(parsed.ball, Linf)]  # fmt: skip
     if not large:
-        missing = "an attack at eps of 1/2 or more"
-        return CheckResult(LEFT, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
+        needed = _with_eps(evidence, Linf, LARGE)
+        return CheckResult(LEFT, (), "an attack at eps of 1/2 or more", needed)
     flags = tuple(
         Flag(
             LEFT, (parsed.name,),
-            f"{share(parsed.correct)} of {len(parsed.correct)} images are still correct under "
+            f"{share(parsed.correct)} of {len(parsed.index)} images are still correct under "
             f"{parsed.name}, though every image can be made grey there; {TOLERATED:.0%} are "
             "tolerated.",
             "Gradients are masked or the steps are too short: check the gradients, let steps times "
             "step size reach eps, and attack without gradients (Square).",
         )
         for parsed in large
-        if too_many(int(parsed.correct.sum()), len(parsed.correct))
+        if p_above(parsed.correct, TOLERATED) < SIGNIFICANCE
     )  # fmt: skip
     return CheckResult(LEFT, flags)
 
 
 def too_good(evidence: Evidence) -> CheckResult:
-    """Check whether a rejector is more robust at eps than its classifier at eps/2 (Tramer 2022).
-
-    A robust detector at eps implies a (perhaps inefficient) robust classifier at eps/2.
-    """
+    """Check whether a rejector is more robust at eps than its classifier at eps/2 (Tramer 2022)."""
     if not evidence.evaluation.thresholds:
         return CheckResult(TOO_GOOD, missing="a threshold; train with split=held-out")
     if evidence.clean is None:
@@ -106,9 +103,9 @@ def too_good(evidence: Evidence) -> CheckResult:
         flags += _too_good_flag(eps, at_eps, at_half, evidence.clean, evidence) if at_half else []
     if compared:
         return CheckResult(TOO_GOOD, tuple(flags))
-    missing = "an attack at half the radius of another"
     norm, eps = min(groups, key=lambda at: (at[0] is not Linf, at[1]), default=(Linf, 2 * LARGE))
-    return CheckResult(TOO_GOOD, missing=missing, needed_attack=_with_eps(evidence, norm, eps / 2))
+    needed = _with_eps(evidence, norm, eps / 2)
+    return CheckResult(TOO_GOOD, (), "an attack at half the radius of another", needed)
 
 
 def _too_good_flag(
@@ -129,29 +126,30 @@ def _too_good_flag(
         in_eps, no_error = _all_of([(parsed, ~errors_of) for parsed, errors_of in errors], size)
         images = in_clean & in_eps & in_half
         if images.any():
-            found.append((name, (accepted_correct & no_error)[images], robust_at_half[images]))
+            safe = (accepted_correct & no_error)[:, images]
+            found.append((name, safe, robust_at_half[:, images]))
     if (most := most_significant(found)) is None:
         return []
     p, name, safe, robust, also = most
     return [Flag(
         TOO_GOOD, tuple(parsed.name for parsed in (*at_eps, *at_half)),
-        f"With {name} {share(safe)} of {len(safe)} images seem safe at eps={show(eps)}: correct "
-        "and accepted without an attack, and never an accepted error under attack. Such a detector "
-        "would imply an equally robust classifier at half the radius, but there this one gets "
-        f"{share(robust)} correct (p = {p:.1g}){also}.",
+        f"With {name} {share(safe)} of {safe.shape[1]} images seem safe at eps={show(eps)}: "
+        "correct and accepted without an attack, and never an accepted error under attack. Such a "
+        "detector would imply an equally robust classifier at half the radius, but there this one "
+        f"gets {share(robust)} correct (p = {p:.1g}){also}.",
         f"Attack {name} itself with a stronger attack first: objective=PlusLogScore and "
         "criterion=AcceptedError with more steps and restarts (start with the attack adaptive).",
     )]  # fmt: skip
 
 
 def _all_of(
-    claims: Iterable[tuple[ParsedRecord, BoolArray]], size: int
+    claims: Sequence[tuple[ParsedRecord, BoolArray]], size: int
 ) -> tuple[BoolArray, BoolArray]:
-    """For every index of the data set: is it in a record, and do all claims about it hold?"""
-    present, holds = np.zeros(size, np.bool_), np.ones(size, np.bool_)
+    """For every index of the data set: is it in a record, and do all claims hold, in each pass?"""
+    present, holds = np.zeros(size, np.bool_), np.ones((len(claims[0][1]), size), np.bool_)
     for parsed, claim in claims:
         present[parsed.index] = True
-        holds[parsed.index] &= claim
+        holds[:, parsed.index] &= claim
     return present, holds
 
 
@@ -189,20 +187,18 @@ def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
     readable = [parsed for parsed in evidence.records if parsed.attack is not None]
     compared, flags = False, list[Flag]()
     for one, other in permutations(readable, 2):
-        if one.attack is None or other.attack is None:
-            continue
+        assert one.attack is not None and other.attack is not None
         rejectors = _comparable_rejectors(one.attack, other, evidence)
         by_error = other.attack.seeks_misclassification and weaker(one.attack, other.attack)
         compared |= not isinstance(one.attack, Clean) and (by_error or bool(rejectors))
-        flags += _more_errors(one, other) if by_error else []
-        flags += _more_accepted_errors(one, other, rejectors, evidence) if rejectors else []
+        flags += _more_errors(one, other, [""] if by_error else [], evidence)
+        flags += _more_errors(one, other, rejectors, evidence)
     if compared or flags:
         return CheckResult(BEATEN, tuple(flags))
     plain = (one.record for one in readable if isinstance(one.attack, PGD))
     named = next((record.label for record in plain if is_named_attack(record)), "")
     needed = with_change(named, "restarts", "10") if named else "pgd-100"
-    missing = "two attacks of which one must be weaker"
-    return CheckResult(BEATEN, missing=missing, needed_attack=needed)
+    return CheckResult(BEATEN, (), "two attacks of which one must be weaker", needed)
 
 
 def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) -> list[str]:
@@ -219,54 +215,37 @@ def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) 
     return []
 
 
-def _more_errors(one: ParsedRecord, other: ParsedRecord) -> list[Flag]:
-    """A flag if the weaker attack `one` causes significantly more errors than `other`."""
-    ours, theirs = common_images(one, other)
-    first, second = ~one.correct[ours], ~other.correct[theirs]
-    if (p := mcnemar_p_value(first, second)) >= SIGNIFICANCE:
-        return []
-    return [Flag(
-        BEATEN, (one.name, other.name),
-        f"{one.name} leaves {share(~first)} of {len(first)} images correct, but {other.name}, "
-        f"which should be stronger, {share(~second)}: {_only(first, second)} (p = {p:.1g}).",
-        f"Count an image as broken if either attack breaks it, and improve {other.name}: an "
-        "objective that does not saturate, smaller steps, more restarts.",
-    )]  # fmt: skip
-
-
-def _more_accepted_errors(
-    one: ParsedRecord, other: ParsedRecord, rejectors: list[str], evidence: Evidence
+def _more_errors(
+    one: ParsedRecord, other: ParsedRecord, rejectors: Sequence[str], evidence: Evidence
 ) -> list[Flag]:
-    """A flag if the weaker attack causes more accepted errors."""
+    """At most one flag: the weaker attack causes more accepted errors; "" accepts all images."""
     ours, theirs = common_images(one, other)
     found = list[tuple[str, BoolArray, BoolArray]]()
     for name in rejectors:
         first, second = evidence.accepted_errors(name, one), evidence.accepted_errors(name, other)
         if first is not None and second is not None:
-            found.append((name, first[ours], second[theirs]))
+            found.append((name, first[:, ours], second[:, theirs]))
     if (most := most_significant(found)) is None:
         return []
     p, name, first, second, also = most
+    n, case = len(ours), name and f" for {name}"
+    does, more = f"leaves {share(~first)} of {n} images correct", share(~second)
+    if name:
+        does = f"causes accepted errors of {name} on {mean_count(first)} of {n} images"
+        more = f"on {mean_count(second)}"
     return [Flag(
         BEATEN, (one.name, other.name),
-        f"{one.name} causes accepted errors of {name} on {int(first.sum())} of {len(first)} "
-        f"images, but {other.name}, which should be stronger, on {int(second.sum())}: "
-        f"{_only(first, second)} (p = {p:.1g}){also}.",
-        f"Do not call {other.name} the worst case for {name}: count an image as broken if either "
-        "attack breaks it, then tune eta of its objective, and give it more steps and restarts.",
+        f"{one.name} {does}, but {other.name}, which should be stronger, {more}: "
+        f"{mean_count(first & ~second)} by the weaker only, {mean_count(second & ~first)} by the "
+        f"stronger only (p = {p:.1g}){also}.",
+        f"Do not call {other.name} the worst case{case}: count an image as broken if either attack "
+        "breaks it, then use an objective that does not saturate (with eta: tune it), smaller "
+        "steps, more of them and more restarts.",
     )]  # fmt: skip
 
 
-def _only(first: BoolArray, second: BoolArray) -> str:
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return f"{only_first} by the weaker only, {only_second} by the stronger only"
-
-
 def weaker(one: Attack, other: Attack) -> bool:
-    """Whether `one` should break no more images than `other`.
-
-    Only undisputed pairs are ordered; no conclusion is drawn from any other pair.
-    """
+    """Whether `one` should break no more images than `other`; only undisputed pairs are ordered."""
     if isinstance(other, Clean) or isinstance(one, Clean):
         return not isinstance(other, Clean)
     if ball_of(one) != ball_of(other):
@@ -311,15 +290,16 @@ def weaker_against(one: Attack, other: Attack) -> bool:
 
 
 def is_plain(attack: Attack) -> bool:
-    """Whether an attack is PGD on the cross-entropy."""
+    """Whether an attack is PGD on the cross-entropy, or on its mean over passes."""
     parts = (CE(), Misclassified())
-    return isinstance(attack, PGD) and (attack.objective, attack.criterion) == parts
+    return isinstance(attack, PGD | EOTPGD) and (attack.objective, attack.criterion) == parts
 
 
-def mcnemar_p_value(first: BoolArray, second: BoolArray) -> float:
-    """Exact one-sided p of McNemar's test that `first` holds more often than `second`."""
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return float(binomial_sf(only_first, only_first + only_second, 0.5))
+def paired_p_value(first: BoolArray, second: BoolArray) -> float:
+    """One-sided p that `first` holds more often than `second`, P, N each, as `p_above` has it."""
+    if len(first) == 1:  # McNemar's exact test
+        return p_above(first[first != second][None], 0.5)
+    return p_above(first - second.astype(np.float64), 0)
 
 
 def most_significant(
@@ -327,10 +307,9 @@ def most_significant(
 ) -> tuple[float, str, BoolArray, BoolArray, str] | None:
     """Of rejectors with two answers for each image, that whose first one holds more often.
 
-    Returns the smallest p-value, the rejector with its answers, and words about others that are
-    significant, too; None if no rejector is.
+    Returns p, the rejector with its answers, and words about other significant ones; or None.
     """
-    tested = [(mcnemar_p_value(a, b), name, a, b) for name, a, b in found]
+    tested = [(paired_p_value(a, b), name, a, b) for name, a, b in found]
     tested = [one for one in tested if one[0] < SIGNIFICANCE / len(found)]
     if not tested:
         return None

@@ -1,7 +1,6 @@
 """The grades of a verdict, and records prepared for the sanity checks.
 
-docs/guides/audit.md defines the three grades of an audit or a retrofit. Evidence has parsed
-attacks, paired images and cached scores.
+docs/guides/audit.md defines the grades. Evidence has parsed attacks, paired images and scores.
 """
 
 import math
@@ -24,6 +23,7 @@ from demur.evaluate.record_scores import JsonFields, can_score, values
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
+from demur.metrics.intervals import student_p
 from demur.recipes import VOCABULARY
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
@@ -106,10 +106,12 @@ class ParsedRecord:
     record: Record
     attack: Attack | None
     name: str
+    passes: BoolArray | None = None  # of a randomised model: what is correct, accepted; 2, P, N
 
     @cached_property
     def correct(self) -> BoolArray:
-        return self.record.correct
+        """Correct predictions in each pass; P, N, with P = 1 unless there are `passes`."""
+        return self.record.correct[None] if self.passes is None else self.passes[0, :]
 
     @cached_property
     def index(self) -> IntArray:
@@ -165,13 +167,15 @@ class Evidence:
         return self._values[name, parsed]
 
     def accepted(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
-        """Which images a rejector accepts at its threshold; N."""
+        """Which images a rejector accepts at its threshold in each pass; P, N."""
+        if parsed.passes is not None:
+            return parsed.passes[1, :]
         found = self.values(name, parsed)
-        return None if found is None else found >= self.evaluation.thresholds[name]
+        return None if found is None else (found >= self.evaluation.thresholds[name])[None]
 
     def accepted_errors(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
-        """Which images are misclassified and accepted; N."""
-        accepted = self.accepted(name, parsed)
+        """Which images are misclassified and accepted in each pass; P, N. "" accepts all."""
+        accepted = self.accepted(name, parsed) if name else np.ones_like(parsed.correct)
         return None if accepted is None else accepted & ~parsed.correct
 
 
@@ -192,6 +196,26 @@ def common_images(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, Int
 def too_many(unusual: int, total: int) -> bool:
     """Whether a share of images is significantly above TOLERATED."""
     return bool(binomial_sf(unusual, total, TOLERATED) < SIGNIFICANCE)
+
+
+def p_above(values: BoolArray | FloatArray, level: float) -> float:
+    """One-sided p that the mean of values (P passes, N images) is above a level.
+
+    By the exact binomial test for one pass, else by Student's t. Its variance is that of the means
+    of passes and that of the means of images: one draw may decide about all images of a pass.
+    """
+    if len(values) == 1:
+        return float(binomial_sf(int(values.sum()), values.size, level))
+    excess, means = float(values.mean()) - level, (values.mean(0), values.mean(1))
+    if excess <= 0 or values.shape[1] == 1:
+        return 1.0
+    error = math.sqrt(sum(one.var(ddof=1) / len(one) for one in means))
+    return student_p(excess / error, min(values.shape) - 1) / 2 if error else 0.0
+
+
+def mean_count(found: BoolArray) -> str:
+    """Mean number of images over passes, P, N."""
+    return f"{round(found.sum() / len(found), 1):g}"
 
 
 def share(part: BoolArray) -> str:

@@ -134,7 +134,7 @@ def _flags(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) ->
     bound = _with_thresholds(objective, attacked.record)
     after, before = _value(bound, attacked.record), _value(bound, clean.record)
     if after is None or before is None:  # a record is not enough: compare the cross-entropy
-        objective, unbroken = CE(), clean.correct
+        objective, unbroken = CE(), clean.record.correct
         after, before = _value(objective, attacked.record), _value(objective, clean.record)
         sought = attacked.attack
         seeks_errors = sought and (sought.seeks_misclassification or targeted_rules(sought))
@@ -169,7 +169,7 @@ def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
         bound = _with_thresholds(attacked.attack.success_criterion, attacked.record)
         with suppress(Unresolved):
             return np.asarray(bound(clean.record.output, clean.record.y).numpy())
-    return ~clean.correct
+    return ~clean.record.correct
 
 
 def _value(objective: Objective, record: Record) -> FloatArray | None:
