@@ -118,7 +118,8 @@ class TestVersions:
         assert [type(part) for part in rand] == [EOTPGD] * 3
         assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
         beginning = AutoAttackEnsemble(Linf(0.1), version="fast").chain().attacks
-        assert beginning == (ce, replace(dlr, targets=3), replace(square, queries=500))
+        assert [beginning[0], beginning[1].targets] == [ce, 3]  # type: ignore[attr-defined]
+        assert beginning[2:] == (Square(Linf(0.1), queries=500),)
         assert set(VERSIONS) == {"standard", "fast", "plus", "rand", "older", "black-box"}
 
     @pytest.mark.parametrize(("classes", "kind"), [(2, Linf), (3, L2), (4, Linf)])

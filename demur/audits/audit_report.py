@@ -4,11 +4,12 @@ The threshold of a rejector is frozen on held-out clean images before any attack
 is fitted on one half of them, and its threshold is chosen on the other half.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -358,6 +359,9 @@ class _Audit:
         of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
         last = min(1, len(results) - 1)  # on the classifier with its rejector, if it has one
         first = (part[:MOST_IMAGES].to(self.at) for part in (x, y))
+        if self.verbose:  # a minute or more on a CPU
+            sys.stdout.write(f"checking {min(len(y), MOST_IMAGES)} images for signs of failure\n")
+            sys.stdout.flush()
         with checked(self.model, *first) as (own, some, labels):
             near = {
                 type(attack).__name__: (attack.chain, result.x_adv[: len(some)].to(some))
@@ -423,13 +427,7 @@ def audit(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
         >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
     """
-    at, pair = cast(Any, (threshold, cal))
-    if rejector is None and threshold is not None:
-        raise BadInput("a threshold belongs to a rejector; give rejector=Con(), or leave it out")
-    if at is not None and not isinstance(at, Real):
-        raise BadInput(f"the threshold must be a number, not {threshold!r}")
-    if cal is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise BadInput("cal must be a pair (images, labels)")
+    at = _check_threshold(rejector, threshold, cal)
     name = name or (model if isinstance(model, str) else type(model).__name__)
     options = device, state_folder, verbose, name, claim, data.lower(), command
     task = _Audit(norm, eps, version, bs, seed, *options)
@@ -443,6 +441,17 @@ def audit(
         if bound is not None:
             criterion, rule, images = task.freeze(bound, images, cal and _whole(*cal), at, tpr)
         return task.report(*images, criterion, rule, worst_score)
+
+
+def _check_threshold(rejector: object, at: Any, cal: Any) -> float | None:
+    """Return the threshold; raise BadInput if it, or what it is chosen on, is no possible one."""
+    if rejector is None and at is not None:
+        raise BadInput("a threshold belongs to a rejector; give rejector=Con(), or leave it out")
+    if at is not None and not isinstance(at, Real):
+        raise BadInput(f"the threshold must be a number, not {at!r}")
+    if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):
+        raise BadInput("cal must be a pair (images, labels)")
+    return at  # type: ignore[return-value]
 
 
 def _whole(x: Any, y: Any = None) -> Images:
