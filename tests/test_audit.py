@@ -188,6 +188,8 @@ class TestAudit:
             audit(Logits(), x, y, version="quick")
         with pytest.raises(BadInput, match="too few to hold some out"):
             audit(Logits(), x[:4], y[:4], rejector=Con())
+        with pytest.raises(BadInput, match="labels must be from 0 to 3, but these range from"):
+            audit(Logits(), x, y, rejector=Con(), cal=(x[:2], torch.tensor([0, 9])))
         with pytest.raises(BadInput, match="no calibration image is classified correctly"):
             audit(Logits(), x, (prediction(as_output(Logits()(x))) + 1) % 4, rejector=Con())
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -380,6 +382,10 @@ class TestCommand:
         assert "attacked, accepted errors" in out
         assert "Audit of own_code:factory" in Path("page.html").read_text()
         assert len(list(Path("state").iterdir())) == 3
+        code, out, _ = command(*words)
+        assert code == 0
+        assert "resumed: " in out
+        assert "initially: " not in out
         code, out, _ = command(*words, "--json")  # resumes
         assert code == 0
         assert json.loads(out)["n"] == 12
@@ -393,6 +399,7 @@ class TestCommand:
             (["--data", "digits", "--tpr", "2"], "give a share"),
             (["--data", "digits", "--rejector", "PGD(Linf(0.1))"], "is not a rejector"),
             (["--data", "digits", "--n", "0"], "at least 1"),
+            (["--data", "digits", "-o", "page.pdf"], "page.pdf is no .html, .md or .json file"),
             (["--data", ""], "--data is empty"),
             (["--data", "own_code.py.npz"], "is no file"),
             (["--data", "half.npz"], "only one of cal_x and cal_y"),

@@ -84,3 +84,6 @@ def test_standard_output(photos: Path, tiny_guard: Guard, tmp_path: Path, comman
     assert len(out.splitlines()) == 12
     assert "damaged.png" in error
     assert len(json.loads(command("predict", guard, str(photos), "--json")[1])) == 11
+    code, _, error = command("predict", guard, str(photos), "-o", "answers.xyz")
+    assert code == 2
+    assert "answers.xyz is no .csv, .json or .parquet file" in error

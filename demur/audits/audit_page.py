@@ -49,9 +49,16 @@ def provenance(
     }
 
 
+def check_format(path: str | Path) -> None:
+    """Raise BadInput if a report cannot be written there, or not as the ending of the path says."""
+    check_output_file(str(path))
+    if Path(path).suffix.lower() not in ("", ".html", ".htm", ".md", ".json"):
+        raise BadInput(f"{path} is no .html, .md or .json file; name one")
+
+
 def save(report: Any, path: str | Path) -> None:
     """Write the report in the format that the ending of the path names."""
-    check_output_file(str(path))
+    check_format(path)
     match Path(path).suffix.lower():
         case ".json":
             text = json.dumps(report.to_json(), indent=1) + "\n"

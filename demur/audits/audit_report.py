@@ -288,6 +288,7 @@ class _Audit:
         if at is None:
             assert cal is not None
             out = self.outputs(*cal)
+            check_batch(*cal, classes=out.logits.shape[-1])  # of all calibration images
             right = (prediction(out) == cal[1].cpu()).numpy()
             if not right.any():
                 raise BadInput("no calibration image is classified correctly; give a threshold")

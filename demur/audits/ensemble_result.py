@@ -50,7 +50,7 @@ def verdict_of(
     count = len(checks) - len(skipped)
     made = f"{count} checks found nothing" if count else "No check was made"
     reasons = [f"{made} on {n} images.", tried]
-    reasons += [f"Not checked: {', '.join(skipped)}."] if skipped else []
+    reasons += [f"Not checked: {', '.join(dict.fromkeys(skipped))}."] if skipped else []
     return Verdict(Grade.NO_SIGN, tuple(reasons))
 
 

@@ -205,7 +205,8 @@ class EnsembleEvaluation:
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
-            self._log(f"initially: {self._summary(chain_state)}")
+            begun = "resumed" if chain_state.tried.any() else "initially"
+            self._log(f"{begun}: {self._summary(chain_state)}")
             workers = None
             if ray_cluster.RAY.get():
                 workers = ray_cluster.Workers(self._members()[0], model.model, batch, bs)

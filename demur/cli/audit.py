@@ -88,6 +88,7 @@ def audit(
     from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
     from demur.audits import cluster as on_cluster
+    from demur.audits.audit_page import check_format
     from demur.audits.image_parts import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries
@@ -95,6 +96,8 @@ def audit(
     from demur.numerics import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
+    if out is not None:
+        check_format(out)  # not after the attacks
     check_share("--tpr", tpr, allow_one=True)
     ball_by_name(norm, radius)
     data = _data_of_run(model) if data is None else data

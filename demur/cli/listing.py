@@ -178,6 +178,7 @@ def _show(name: str, changes: list[str]) -> None:
     from demur.recipes import RECIPES
     from demur.recipes import recipe as recipe_named
     from demur.runs import Run, runs_in
+    from demur.runs.run import zoo_folder
     from demur.spec import digest, find_name, lines
 
     is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path(RUNS) / name))
@@ -200,6 +201,8 @@ def _show(name: str, changes: list[str]) -> None:
         )
     recipe = recipe_named(name, changes)
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
+    if (zoo_folder() / name).is_dir():
+        typer.echo("# a trained net of this name comes with demur: demur list models")
 
 
 def _show_run(run: Any) -> None:

@@ -73,6 +73,9 @@ def write_predictions(
     tables = {out: False} if rejected is None else {out: False, rejected: True}
     default = ".json" if as_json else ".csv"
     suffixes = {path: path.suffix.lower() if path and not as_json else default for path in tables}
+    for path, suffix in suffixes.items():
+        if suffix not in ("", ".csv", ".txt", ".json", ".parquet"):
+            raise BadInput(f"{path} is no .csv, .json or .parquet file; name one")
     if ".parquet" in suffixes.values():
         import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
     counts, names = Counter[str](), [part.name for part in guard.scores]
