@@ -65,6 +65,7 @@ def short_attacks() -> Iterator[None]:
         patch.setattr(audit_zoo, "STEPS", audit_zoo.STEPS if EXHAUSTIVE else 150)
         patch.setattr(autoattack, "Square", partial(Square, queries=60))
         patch.setattr(autoattack, "FAST_QUERIES", 60)
+        patch.setattr(autoattack, "FAST_STEPS", 10)
         patch.setattr(autoattack, "APGD", partial(APGD, steps=10))
         patch.setattr(autoattack, "FAB", partial(FAB, steps=2))
         patch.setattr(autoattack, "MaxMinMargin", few_games)
@@ -304,21 +305,26 @@ class TestGrades:
         """Plain PGD on their cross-entropy leaves what it breaks on their margin."""
         assert audited("logits times 0.01", "auto").grade == Grade.NO_SIGN
 
-    def test_its_beginning_is_not_called_autoattack(self) -> None:
+    def test_a_part_of_it_is_not_called_autoattack(self) -> None:
         report = audited("robust, seed 0")
         assert "which is no AutoAttack" in str(report).replace("\n" + " " * 16, " ")
         assert [*report.autoattack.seconds] == ["apgd-ce", "apgd-t", "square"]
         assert "AutoAttack (standard)" in audited("robust, seed 0", "standard").autoattack.attack
 
-    def test_auto_is_the_beginning_where_a_cpu_would_be_too_slow(
-        self, monkeypatch: pytest.MonkeyPatch
+    def test_auto_is_a_part_where_a_cpu_would_be_too_slow(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         x, y = ZOO["robust, seed 0"]().images(N)
         options: dict[str, Any] = {"eps": 0.1, "device": "cpu"}
         assert "AutoAttack (standard)" in audit(robust(), x, y, **options).autoattack.attack
-        monkeypatch.setattr(audit_report, "CPU_LIMIT", 1.0)
-        report = audit(robust(), x, y, **options)
-        assert report.autoattack.attack.startswith("the beginning of AutoAttack")
+        monkeypatch.setattr(audit_report, "CPU_MINUTES", 0)
+        report = audit(robust(), x, y, **options, verbose=True, command="demur audit robust")
+        assert report.autoattack.attack.startswith("a part of AutoAttack")
+        assert (
+            "version fast, which is no AutoAttack: all of it may need up to"
+            in capsys.readouterr().out
+        )
+        assert report.provenance["command"] == "demur audit robust --version fast"
         assert "the rest of AutoAttack (version='standard')" in str(report.verdict)
         assert report.provenance["version"] == "fast"
 

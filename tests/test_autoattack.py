@@ -117,9 +117,9 @@ class TestVersions:
         rand = AutoAttackEnsemble(Linf(0.1), version="rand").chain().attacks
         assert [type(part) for part in rand] == [EOTPGD] * 3
         assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
-        beginning = AutoAttackEnsemble(Linf(0.1), version="fast").chain().attacks
-        assert [beginning[0], beginning[1].targets] == [ce, 3]  # type: ignore[attr-defined]
-        assert beginning[2:] == (Square(Linf(0.1), queries=500),)
+        first, targeted, last = AutoAttackEnsemble(Linf(0.1), version="fast").chain().attacks
+        assert (first, last) == (ce, Square(Linf(0.1), queries=500))
+        assert (targeted.targets, targeted.parts[0].steps) == (9, 33)  # type: ignore[attr-defined]
         assert set(VERSIONS) == {"standard", "fast", "plus", "rand", "older", "black-box"}
 
     @pytest.mark.parametrize(("classes", "kind"), [(2, Linf), (3, L2), (4, Linf)])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -64,7 +65,7 @@ from demur.spec import Spec, show
 AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
-CPU_LIMIT = 600 * 1e11  # operations of a thread in ten minutes, up to which "auto" is "standard"
+CPU_RATE, CPU_MINUTES = 5e10, 10  # operations a second of a thread; up to which auto is standard
 NO_WORST_SCORE = "worst-score needs a rejector, a gradient, and a model that is not randomised"
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
 Images = tuple[Tensor, Tensor]  # with their labels
@@ -248,19 +249,31 @@ class _Audit:
                 self.version = "rand" if is_random(own, images) else "standard"
                 if has_no_gradient(own):
                     self.version = "black-box"
-                if self.version == "standard" and self._takes_long(own, images[:1], count):
-                    self.version = "fast"
+                minutes = self._minutes(own, images[:1], count) if self.version == "standard" else 0
+            if minutes > CPU_MINUTES:
+                self.version = "fast"
+                if self.verbose:
+                    sys.stdout.write(
+                        "version fast, which is no AutoAttack: all of it may need up to "
+                        f"{minutes:.0f} minutes on this CPU; --version standard runs it\n"
+                    )
+            if self.command.startswith("demur audit "):  # to repeat it elsewhere
+                self.command += f" --version {self.version}"
         return rejector
 
-    def _takes_long(self, model: Model, image: Tensor, count: int) -> bool:
-        """Return whether AutoAttack may need more than ten minutes on the cores of this CPU."""
+    def _minutes(self, model: Model, image: Tensor, count: int) -> float:
+        """Return the minutes that AutoAttack may need on this CPU at most; 0 for other devices.
+
+        They are counted in operations, so that they repeat; without a count a pass is timed.
+        """
         if image.device.type != "cpu" or RAY.get():
-            return False
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            return 0.0
+        started = perf_counter()
+        with FlopCounterMode(display=False) as counter, torch.enable_grad():
             model(image)
+        seconds = counter.get_total_flops() / (CPU_RATE * torch.get_num_threads())
         passes = PASSES_PER_GRADIENT * sum(map(cost, AutoAttackEnsemble(self.ball).parts))
-        sums = count * passes * counter.get_total_flops()
-        return bool(sums > CPU_LIMIT * torch.get_num_threads())
+        return count * passes * (seconds or perf_counter() - started) / 60
 
     def outputs(self, x: Tensor, y: Tensor) -> Output:
         """Return the outputs, on the CPU; the images move batch by batch."""
@@ -331,7 +344,8 @@ class _Audit:
         """Run an ensemble, with its state in a file of its own."""
         path = None
         if self.state_folder is not None:
-            path = Path(self.state_folder, f"{type(attack).__name__}.state")
+            part = "-fast" if self.version == "fast" else ""  # so that standard can follow it
+            path = Path(self.state_folder, f"{type(attack).__name__}{part}.state")
             path.parent.mkdir(parents=True, exist_ok=True)
         return attack.evaluate(x, y, bs=self.bs, state_path=path, sanity=False)
 

@@ -26,7 +26,9 @@ KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried
     ("transfer", "surrogate"): "attacks by transfer",
 }
 FLAT_SCORE = "the score has no gradient"  # beginning of a warning
-BEGINNING = "the beginning of AutoAttack"  # of the title of version="fast"
+PARTS = {  # beginnings of the titles of version="fast"
+    "a part of AutoAttack": "AutoAttack", "RejectAutoAttack (fast)": "RejectAutoAttack",
+}  # fmt: skip
 
 
 def verdict_of(
@@ -87,8 +89,9 @@ def not_tried(results: Sequence[Any]) -> list[str]:
         missing.insert(0, "attacks by gradients")
     elif any(said.startswith(FLAT_SCORE) for result in results for said in result.warnings):
         missing.insert(0, "attacks by the gradient of the score")
-    if any(result.attack.startswith(BEGINNING) for result in results):
-        missing.append("the rest of AutoAttack (version='standard')")
+    for title, whole in PARTS.items():
+        if any(result.attack.startswith(title) for result in results):
+            missing.append(f"the rest of {whole} (version='standard')")
     return [*missing, "other norms and radii", "an attack written for this model"]
 
 

@@ -20,8 +20,6 @@ from demur.attacks.attack import AcceptedError, AttackBatch, Rejected, RuleCrite
 from demur.attacks.attack_model import CheckedModel, Model, checked, on_outputs
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
-    FAST_QUERIES,
-    FAST_TARGETS,
     MEMBERS,
     NOT_BROKEN,
     PASSES,
@@ -36,7 +34,7 @@ from demur.attacks.autoattack import (
 from demur.attacks.balls import ball_by_name
 from demur.attacks.margins import cost
 from demur.audits import ray_cluster
-from demur.audits.ensemble_result import BEGINNING, CLEAN, EnsembleResult, Member, joined
+from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
@@ -69,6 +67,7 @@ from demur.numerics import device_by_name, raise_deferred
 from demur.sanity import CheckResult
 from demur.spec import show
 
+NO_AUTOATTACK = ", which is no AutoAttack"
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
@@ -268,7 +267,8 @@ class EnsembleEvaluation:
     def _run_on_masking(self, part: PartRun) -> list[str]:
         """Run the attacks on masking if there are signs of it; return warnings of all attacks."""
         masking, after = self.on_masking, len(self.chain.attacks)
-        signs = square_signs(self.names, part.chain_state)
+        ran = [name for name in self.names if name in part.seconds]
+        signs = square_signs(self.names, part.chain_state) if "square" in ran[1:] else []
         needed = bool(masking.attacks) and len(part.chain_state.remaining(after)) > 0
         if needed:
             if self.masking is None:
@@ -409,12 +409,9 @@ class AutoAttack(EnsembleEvaluation):
     @property
     def title(self) -> str:
         if self.version == "custom":
-            return f"{' and '.join(self.names)} alone, which is no AutoAttack"
+            return f"{' and '.join(self.names)} alone{NO_AUTOATTACK}"
         if self.version == "fast":
-            return (
-                f"{BEGINNING} (APGD-CE, APGD-T towards {FAST_TARGETS} classes and "
-                f"{FAST_QUERIES} queries of Square), which is no AutoAttack"
-            )
+            return f"a part of AutoAttack (fewer steps and queries, no FAB){NO_AUTOATTACK}"
         return f"AutoAttack ({self.version})"
 
 
@@ -462,7 +459,7 @@ class RejectAutoAttack(EnsembleEvaluation):
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed,
             attacks_to_run=tuple(asked), most_queries=most_queries,
         )  # fmt: skip
-        chain, names, self.part = spec.chain(), list(spec.members()), ""
+        chain, names, self.part, self.version = spec.chain(), list(spec.members()), "", version
         if asked or most_queries:
             self.part = f" ({', '.join(names)} alone)"
         on_masking = OnMasking(chain, self.part or version, seed, surrogate)
@@ -470,4 +467,4 @@ class RejectAutoAttack(EnsembleEvaluation):
 
     @property
     def title(self) -> str:
-        return f"RejectAutoAttack{self.part}"
+        return f"RejectAutoAttack{' (fast)' * (self.version == 'fast')}{self.part}"

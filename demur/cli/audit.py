@@ -70,7 +70,9 @@ def audit(
     rejector: RejectorText = None, threshold: Threshold = None, tpr: TprLevel = 0.95,
     eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
     norm: Annotated[str, typer.Option(help="Linf, L2 or L1.")] = "Linf",
-    version: Annotated[str, typer.Option(help="auto, standard, fast, rand or black-box.")] = "auto",
+    version: Annotated[
+        str, typer.Option(help="auto (on a CPU fast, if slow), standard, fast, rand or black-box.")
+    ] = "auto",
     n: FirstN = None, size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of attacks, split and a random model.")] = 0,

@@ -71,13 +71,7 @@ def write_predictions(
     what is wrong with each unreadable file.
     """
     tables = {out: False} if rejected is None else {out: False, rejected: True}
-    default = ".json" if as_json else ".csv"
-    suffixes = {path: path.suffix.lower() if path and not as_json else default for path in tables}
-    for path, suffix in suffixes.items():
-        if suffix not in ("", ".csv", ".txt", ".json", ".parquet"):
-            raise BadInput(f"{path} is no .csv, .json or .parquet file; name one")
-    if ".parquet" in suffixes.values():
-        import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
+    suffixes = _formats(tables, ".json" if as_json else "")
     counts, names = Counter[str](), [part.name for part in guard.scores]
     with ExitStack() as stack:
         if out is None or is_stream(out):
@@ -133,6 +127,17 @@ def _key(guard: Guard, paths: Iterable[Path]) -> str:
         state = path.stat() if path.exists() else None
         hasher.update(repr((str(path), state and (state.st_size, state.st_mtime_ns))).encode())
     return hasher.hexdigest()[:16]
+
+
+def _formats(paths: Iterable[Path | None], fixed: str) -> dict[Path | None, str]:
+    """Return the suffix of each table, or a fixed one; raise BadInput if it names no format."""
+    suffixes = {path: fixed or (path.suffix.lower() if path else ".csv") for path in paths}
+    for path, suffix in suffixes.items():
+        if suffix not in ("", ".csv", ".txt", ".json", ".parquet"):
+            raise BadInput(f"{path} is no .csv, .json or .parquet file; name one")
+    if ".parquet" in suffixes.values():
+        import_optional("pyarrow", "Parquet needs pyarrow", "pyarrow, or write .csv")
+    return suffixes
 
 
 def _write_table(path: Path, suffix: str, rows: Iterator[Row], names: Sequence[str]) -> None:
