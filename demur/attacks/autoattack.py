@@ -52,7 +52,7 @@ PASSES = 100  # by which version="rand" judges the example of each of its attack
 Version = Literal["standard", "fast", "plus", "rand", "older", "black-box"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts
     "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
-    "fast": (("apgd-ce", 1), ("apgd-t", 1), ("square", 1)),  # the first queries of each
+    "fast": (("apgd-ce", 1), ("apgd-t", 1), ("square", 1)),
     "plus": (
         ("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1), ("apgd-t", 1), ("fab-t", 1),
     ),
@@ -359,8 +359,8 @@ class AutoAttackEnsemble(Ensemble):
                 return self._multi_target(fab, self.targets)
             case "square" | "hopskipjump" | "rays":
                 kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
-                first: Any = {"queries": FAST_QUERIES} if is_fast and name == "square" else {}
-                attack: Attack = kinds[name](ball, seed=seed, **first)
+                fewer: Any = {"queries": FAST_QUERIES} if is_fast and name == "square" else {}
+                attack: Attack = kinds[name](ball, seed=seed, **fewer)
                 return attack
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 

@@ -249,7 +249,7 @@ class _Audit:
                 self.version = "rand" if is_random(own, images) else "standard"
                 if has_no_gradient(own):
                     self.version = "black-box"
-                minutes = self._minutes(own, images[:1], count) if self.version == "standard" else 0
+                minutes = self._minutes(own, images, count) if self.version == "standard" else 0
             if minutes > CPU_MINUTES:
                 self.version = "fast"
                 if self.verbose:
@@ -261,19 +261,22 @@ class _Audit:
                 self.command += f" --version {self.version}"
         return rejector
 
-    def _minutes(self, model: Model, image: Tensor, count: int) -> float:
+    def _minutes(self, model: Model, x: Tensor, count: int) -> float:
         """Return the minutes that AutoAttack may need on this CPU at most; 0 for other devices.
 
-        They are counted in operations, so that they repeat; without a count a pass is timed.
+        They are counted in operations, to repeat; a pass is timed where torch counts none.
         """
-        if image.device.type != "cpu" or RAY.get():
+        if x.device.type != "cpu" or RAY.get():
             return 0.0
-        started = perf_counter()
         with FlopCounterMode(display=False) as counter, torch.enable_grad():
-            model(image)
+            model(x[:1])
         seconds = counter.get_total_flops() / (CPU_RATE * torch.get_num_threads())
+        if not seconds:
+            started = perf_counter()
+            model(x)
+            seconds = (perf_counter() - started) / len(x)
         passes = PASSES_PER_GRADIENT * sum(map(cost, AutoAttackEnsemble(self.ball).parts))
-        return count * passes * (seconds or perf_counter() - started) / 60
+        return float(count * passes * seconds / 60)
 
     def outputs(self, x: Tensor, y: Tensor) -> Output:
         """Return the outputs, on the CPU; the images move batch by batch."""
@@ -449,9 +452,10 @@ def audit(
     images, criterion, rule, model = _whole(x, y), None, "", as_model(model)
     if rejector is None and isinstance(model, RejectClassModel):
         rejector, at = ModelScore(), 0.0
-    first = images[0][:0].to(device_for(model, images[0], task.device))
+    empty = images[0][:0].to(device_for(model, images[0], task.device))
     resumes = state_folder is not None and any(Path(state_folder).glob("*.state*"))
-    with forked_rng(first, None if resumes else seed):  # no draw may judge what it found
+    # After a resume an example is judged by other draws than those that led to it.
+    with forked_rng(empty, None if resumes else seed):
         bound = task.begin(model, rejector, *images)
         if bound is not None:
             criterion, rule, images = task.freeze(bound, images, cal and _whole(*cal), at, tpr)

@@ -26,7 +26,7 @@ KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried
     ("transfer", "surrogate"): "attacks by transfer",
 }
 FLAT_SCORE = "the score has no gradient"  # beginning of a warning
-PARTS = {  # beginnings of the titles of version="fast"
+FAST_TITLES = {  # beginnings of the titles of version="fast"
     "a part of AutoAttack": "AutoAttack", "RejectAutoAttack (fast)": "RejectAutoAttack",
 }  # fmt: skip
 
@@ -37,8 +37,9 @@ def verdict_of(
 ) -> Verdict:  # fmt: skip
     """Return the verdict on EnsembleResults, the last of which is the one a claim is about."""
     flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
-    few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
-    warnings = [*warnings, *([few] if n < MIN_IMAGES else [])]
+    if n < MIN_IMAGES:
+        few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
+        warnings = [*warnings, few]
     if found := _refuted(results, claim):
         besides = [*dict.fromkeys(flag.kind for flag in flags), *warnings]
         more = [f"Besides: {', '.join(besides)}."] if besides else []
@@ -89,7 +90,7 @@ def not_tried(results: Sequence[Any]) -> list[str]:
         missing.insert(0, "attacks by gradients")
     elif any(said.startswith(FLAT_SCORE) for result in results for said in result.warnings):
         missing.insert(0, "attacks by the gradient of the score")
-    for title, whole in PARTS.items():
+    for title, whole in FAST_TITLES.items():
         if any(result.attack.startswith(title) for result in results):
             missing.append(f"the rest of {whole} (version='standard')")
     return [*missing, "other norms and radii", "an attack written for this model"]

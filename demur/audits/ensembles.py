@@ -364,7 +364,7 @@ class AutoAttack(EnsembleEvaluation):
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
             fab-t, square, hopskipjump, rays.
-        version: "standard", "fast" (the first queries of some of its attacks), "plus", "rand" (for
+        version: "standard", "fast" (fewer steps and queries, no FAB), "plus", "rand" (for
             randomised models, other attacks than theirs: see `attacks.AutoAttackEnsemble`), "older"
             (before August 2020), "black-box" (Square,
             HopSkipJump and RayS, for a model without a gradient) or "custom". After "standard" and
